@@ -1,0 +1,68 @@
+# Everything runs in a virtual environment of its own: nothing else is touched.
+#
+#   make demo                 8 ranks on this machine, with MPI from a wheel
+#   make demo MPI=system      with the mpirun on your PATH instead
+#   make demo RANKS=4 ARGS="--tp 2"
+
+PYTHON ?= python3
+RANKS ?= 8
+MPI ?= wheel
+ARGS ?=
+
+ifeq ($(MPI),wheel)
+VENV := .venv
+DEMO_EXTRAS := cpu,plot
+MPIRUN := $(VENV)/bin/mpirun
+else ifeq ($(MPI),system)
+# Apart from the other one, whose MPI wheel would hide the machine's MPI.
+VENV := .venv/system
+DEMO_EXTRAS := mpi,plot
+MPIRUN := mpirun
+else
+$(error MPI=$(MPI): expected MPI=wheel or MPI=system)
+endif
+
+BIN := $(VENV)/bin
+BENCHES := $(shell grep -l '^if __name__ == "__main__"' kernels/*.py kernels/*/*.py 2>/dev/null)
+
+# Programs that Python starts, mpirun above all, are the environment's own.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo 'make demo   train a small GPT, cut over RANKS=8 ranks (ARGS="..." go to it)'
+	@echo 'make test   run every test, those on several ranks too (ARGS="-k name")'
+	@echo 'make lint   ruff and mypy'
+	@echo 'make bench  check each kernel against its reference, then time it'
+	@echo 'make clean  remove caches and the virtual environment'
+
+demo: $(VENV)/installed-demo
+	$(MPIRUN) -n $(RANKS) $(BIN)/python examples/gpt_tp.py $(ARGS)
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(VENV)/installed-demo
+	@set -e; for bench in $(subst /,.,$(basename $(BENCHES))); do \
+	    echo "python -m mpiscale.$$bench"; $(BIN)/python -m mpiscale.$$bench; \
+	done
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed-demo: EXTRAS := $(DEMO_EXTRAS)
+$(VENV)/installed-test: EXTRAS := test
+$(VENV)/installed-dev: EXTRAS := dev
+$(VENV)/installed-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[$(EXTRAS)]'
+	touch $@

@@ -1,0 +1,3 @@
+"""Train large models in parallel: every strategy as explicit communication."""
+
+__version__ = "0.1.0"

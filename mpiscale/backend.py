@@ -1,0 +1,43 @@
+"""Arrays of any kind: the only file that asks which library one belongs to."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+DType: TypeAlias = np.dtype[Any]
+
+FLOAT16 = np.dtype(np.float16)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+FLOAT_DTYPES = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
+
+
+def array_module(x: Array) -> ModuleType:
+    """The library whose functions work on `x`: NumPy so far."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return np
+    raise TypeError(
+        f"expected a NumPy array, got {type(x).__module__}.{type(x).__name__}: "
+        "convert it with numpy.asarray"
+    )
+
+
+def is_half(dtype: DType) -> bool:
+    """Whether `dtype` is a 16-bit float: stored as such, computed in float32."""
+    return dtype in (FLOAT16, BFLOAT16)
+
+
+def is_float(dtype: DType) -> bool:
+    """Whether `dtype` is one of the floating-point types that a tensor may have."""
+    return dtype in FLOAT_DTYPES
+
+
+def accumulation_dtype(dtype: DType) -> DType:
+    """The type in which sums of `dtype` are kept: float32, or float64 for float64."""
+    return FLOAT64 if dtype == FLOAT64 else FLOAT32

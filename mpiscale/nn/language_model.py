@@ -1,0 +1,110 @@
+"""What every language model here has: a vocabulary head, a loss, a table of cuts."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from mpiscale import rng
+from mpiscale.backend import Array
+from mpiscale.nn.layers import GPT_INIT, Embedding
+from mpiscale.nn.module import Module
+from mpiscale.nn.parameter import Parameter
+from mpiscale.nn.placement import Placement
+from mpiscale.ops.cross_entropy import cross_entropy
+from mpiscale.ops.matmul import vocabulary_logits
+from mpiscale.tensor import Tensor
+
+Cut = Literal["column", "row", "heads", "vocabulary"]
+
+
+class VocabularyHead(Module):
+    """Logits over the vocabulary from the embedding's own table (tied) or another."""
+
+    def __init__(self, vocabulary: int, width: int, tied_to: Embedding | None) -> None:
+        self.weight = (
+            Parameter((vocabulary, width), GPT_INIT)
+            if tied_to is None
+            else tied_to.weight
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> logits [..., V]"""
+        return vocabulary_logits(x, self.weight)
+
+
+class CrossEntropyLoss(Module):
+    """Sum over the valid labels divided by their number in the global batch."""
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, labels: Array, valid: int | None) -> Tensor:
+        """logits [..., V], labels [...] -> scalar"""
+        return cross_entropy(logits, labels, valid, self.label_smoothing)
+
+
+class Sampler(Module):
+    """Draws the next token from softmax(logits / temperature) by the Gumbel-max trick.
+
+    argmax(logit / temperature + g), g = -ln(-ln u), is a sample of the softmax (Gumbel
+    1954), and an argmax can be taken over parts of the vocabulary.
+    """
+
+    def forward(self, logits: Array, temperature: float, key: int) -> int:
+        """logits [V], temperature (0: the most likely), random key -> id"""
+        return int(np.argmax(gumbel_scores(logits, temperature, key, first=0)))
+
+
+def gumbel_scores(logits: Array, temperature: float, key: int, first: int) -> Array:
+    """logit / temperature + Gumbel noise, for vocabulary entries first, first + 1, ...
+
+    An entry's noise is a function of (key, entry), whoever holds it.
+    """
+    if temperature < 0:
+        raise ValueError(f"temperature must not be negative, got {temperature}")
+    scores = logits.astype(np.float64)
+    if temperature == 0:
+        return scores
+    bits = rng.random_bits(key, first + np.arange(len(logits)))
+    uniform = (bits + 0.5) / 2**32
+    return scores / temperature - np.log(-np.log(uniform))
+
+
+class LanguageModel(Module):
+    """Tokens -> logits of the next token, and the loss against labels.
+
+    `TENSOR_PARALLEL` says how each part is cut over ranks: path (with * for any index)
+    -> kind of cut. Parts that it does not name are whole on every rank.
+    """
+
+    TENSOR_PARALLEL: ClassVar[dict[str, Cut]]
+
+    def __init__(self, vocabulary: int, length: int, label_smoothing: float) -> None:
+        self.vocabulary, self.length = vocabulary, length
+        self.loss_function = CrossEntropyLoss(label_smoothing)
+        self.sampler = Sampler()
+
+    def hidden(self, tokens: Array, placement: Placement) -> Tensor:
+        """tokens [b, t] -> last hidden states [b, t, width]"""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] -> [..., V] (under tensor parallelism: this rank's columns)"""
+        raise NotImplementedError
+
+    def forward(self, tokens: Array, placement: Placement) -> Tensor:
+        """tokens [b, t] -> logits [b, t, V]"""
+        return self.logits(self.hidden(tokens, placement))
+
+    def loss(
+        self,
+        tokens: Array,
+        labels: Array,
+        placement: Placement,
+        valid: int | None = None,
+    ) -> Tensor:
+        """Cross entropy of the next token, in nats; see `CrossEntropyLoss`."""
+        loss: Tensor = self.loss_function(self(tokens, placement), labels, valid)
+        return loss

@@ -1,0 +1,43 @@
+"""The feed-forward half of a block: GELU as in GPT-2, SwiGLU as in Llama."""
+
+from __future__ import annotations
+
+from mpiscale.nn.layers import GPT_INIT, Linear
+from mpiscale.nn.module import Module
+from mpiscale.nn.parameter import Initializer
+from mpiscale.ops.activations import gelu_tanh, swiglu
+from mpiscale.tensor import Tensor
+
+
+class GeluMLP(Module):
+    """y = gelu(x U + a) D + c.  x [..., width] -> y [..., width]"""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        bias: bool = True,
+        out_init: Initializer = GPT_INIT,
+    ) -> None:
+        self.up = Linear(width, (hidden,), bias)
+        self.down = Linear(hidden, (width,), bias, out_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> [..., width]"""
+        y: Tensor = self.down(gelu_tanh(self.up(x)))
+        return y
+
+
+class SwigluMLP(Module):
+    """y = (silu(x G) * (x U)) D (Shazeer 2020); G and U stand side by side in `up`."""
+
+    def __init__(
+        self, width: int, hidden: int, out_init: Initializer = GPT_INIT
+    ) -> None:
+        self.up = Linear(width, (hidden, hidden), bias=False)
+        self.down = Linear(hidden, (width,), bias=False, init=out_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> [..., width]"""
+        y: Tensor = self.down(swiglu(self.up(x)))
+        return y

@@ -1,0 +1,5 @@
+"""Differentiable operations: forward and backward of each on one screen."""
+
+from mpiscale.ops import operators
+
+operators.bind()

@@ -1,0 +1,84 @@
+"""Reshape, transpose, split, concatenate, stack, cast: values stay, places change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpiscale.backend import Array, DType
+from mpiscale.tensor import Tensor
+
+
+def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The same elements in rows of another length; -1 stands for what is left."""
+    before = x.shape
+
+    def backward(grad: Array) -> tuple[Array]:
+        return (grad.reshape(before),)
+
+    return Tensor.from_op(x.data.reshape(tuple(shape)), (x,), backward)
+
+
+def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Axes in the order `axes`; backward puts them back."""
+    order = tuple(axes)
+    if sorted(i % x.ndim for i in order) != list(range(x.ndim)):
+        raise ValueError(f"axes {order} are no permutation of the axes of {x.shape}")
+    back = np.argsort([i % x.ndim for i in order])
+
+    def backward(grad: Array) -> tuple[Array]:
+        return (grad.transpose(back),)
+
+    return Tensor.from_op(x.data.transpose(order), (x,), backward)
+
+
+def split(x: Tensor, sizes: Sequence[int], axis: int = -1) -> list[Tensor]:
+    """Cut `x` along `axis` into pieces of the given lengths, as views."""
+    if np.sum(sizes) != x.shape[axis]:
+        raise ValueError(
+            f"pieces {list(sizes)} add up to {int(np.sum(sizes))}, but axis {axis} of "
+            f"shape {x.shape} has length {x.shape[axis]}"
+        )
+    pieces = np.split(x.data, np.cumsum(sizes)[:-1], axis=axis)
+    shapes, dtype = [p.shape for p in pieces], x.dtype
+
+    def backward(grads: tuple[Array | None, ...]) -> tuple[Array]:
+        parts = [
+            np.zeros(shape, dtype) if grad is None else grad
+            for grad, shape in zip(grads, shapes, strict=True)
+        ]
+        return (np.concatenate(parts, axis=axis),)
+
+    return Tensor.from_multi_op(pieces, (x,), backward)
+
+
+def concatenate(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
+    """Put tensors side by side along `axis`; each gets its piece of the gradient."""
+    ends = np.cumsum([x.shape[axis] for x in tensors])[:-1]
+
+    def backward(grad: Array) -> tuple[Array, ...]:
+        return tuple(np.split(grad, ends, axis=axis))
+
+    data = np.concatenate([x.data for x in tensors], axis=axis)
+    return Tensor.from_op(data, tensors, backward)
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Put tensors of one shape along a new axis."""
+    n = len(tensors)
+
+    def backward(grad: Array) -> tuple[Array, ...]:
+        return tuple(np.take(grad, i, axis=axis) for i in range(n))
+
+    return Tensor.from_op(np.stack([x.data for x in tensors], axis), tensors, backward)
+
+
+def cast(x: Tensor, dtype: DType) -> Tensor:
+    """The same values in another floating-point type; the gradient is cast back."""
+    before = x.dtype
+
+    def backward(grad: Array) -> tuple[Array]:
+        return (grad.astype(before),)
+
+    return Tensor.from_op(x.data.astype(dtype), (x,), backward)

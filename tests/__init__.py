@@ -1,0 +1,1 @@
+"""The tests of mpiscale; its folders mirror the packages."""
