@@ -1,0 +1,76 @@
+"""What tensor parallelism sends: a closed formula, equal to the ledger to the byte.
+
+All-reduced elements per training step, N = batch x length tokens, L layers, width d:
+
+    embedding       N d        forward (g)
+    each layer    4 N d        two g forward, two f backward: attention and MLP
+    head            N d        backward (f)
+    loss            N + 2 N    maximum; sum of exponentials and label's logit
+                    (N + 3 N with label smoothing: also the sum of logits)
+    replicated key/value heads: their weights' and biases' gradients, once per layer
+    gradient norm   1          in float64
+
+An all-reduce of n elements sends 2 (p - 1) / p n of them per rank (ring).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpiscale.backend import DType
+from mpiscale.comm.communicator import Communicator
+from mpiscale.comm.traffic import all_reduce_sent
+from mpiscale.nn.flat import FlatParameters
+
+NORM_BYTES = 8  # one float64
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """Bytes that one rank sends in a training step, and the formula they come from."""
+
+    sent_bytes: int
+    formula: str
+
+
+def step_traffic(
+    flat: FlatParameters,
+    layers: int,
+    width: int,
+    tokens: int,
+    label_smoothing: float,
+    dtype: DType,
+    comm: Communicator,
+) -> StepTraffic:
+    """Bytes sent by this rank for one step over `tokens` = batch x length tokens."""
+    p, rank = comm.size, comm.rank
+    statistics = 3 if label_smoothing else 2
+    n, size = tokens, dtype.itemsize
+    sizes = [n * width] * (4 * layers + 2) + [n, statistics * n]
+    sent = sum(all_reduce_sent(k, p, rank) for k in sizes) * size
+    sent += all_reduce_sent(1, p, rank) * NORM_BYTES
+    formula = (
+        f"2 (p - 1) / p x {size} B x N ((4 L + 2) d + {1 + statistics}), "
+        f"p = {p}, N = {n}, L = {layers}, d = {width}"
+    )
+    replicated = 0
+    for group, elements in _replicated_elements(flat).values():
+        sent += all_reduce_sent(elements, group.size, group.rank) * size
+        replicated += elements
+    if replicated:
+        formula += f"; replicated key/value heads: {replicated} elements"
+    return StepTraffic(sent, formula)
+
+
+def _replicated_elements(
+    flat: FlatParameters,
+) -> dict[int, tuple[Communicator, int]]:
+    """Group of ranks -> elements whose gradient is summed over it."""
+    groups: dict[int, tuple[Communicator, int]] = {}
+    for parameter in flat.parameters:
+        for tie in parameter.ties:
+            if tie.reduction == "sum" and tie.comm.size > 1:
+                _, so_far = groups.get(id(tie.comm), (tie.comm, 0))
+                region = parameter.data[tie.region]
+                groups[id(tie.comm)] = tie.comm, so_far + region.size
+    return groups
