@@ -1,5 +1,7 @@
 """Logits, loss and every gradient of GPT and Llama equal PyTorch's, same weights."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,8 @@ from mpiscale.ops.cross_entropy import IGNORE
 
 torch = pytest.importorskip("torch")
 
-SIZES = {"vocabulary": 19, "length": 12, "layers": 2, "width": 24, "heads": 6}
-CASES = {
+SIZES: dict[str, Any] = dict(vocabulary=19, length=12, layers=2, width=24, heads=6)
+CASES: dict[str, tuple[Any, Any]] = {
     "gpt": (GPT, GPTConfig(**SIZES)),
     "gpt untied, grouped heads, smoothing": (
         GPT,

@@ -1,5 +1,7 @@
 """A model cut over ranks trains as the serial one: losses, gradients, parameters."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -22,8 +24,8 @@ from tests.parallel.serial_twin import (
     world,
 )
 
-GPT_SIZES = {"vocabulary": 37, "length": 10, "layers": 2, "width": 32, "heads": 8}
-LLAMA_SIZES = {**GPT_SIZES, "hidden": 48}
+GPT_SIZES: dict[str, Any] = dict(vocabulary=37, length=10, layers=2, width=32, heads=8)
+LLAMA_SIZES = GPT_SIZES | {"hidden": 48}
 CASES = {
     "gpt tied": GPTConfig(**GPT_SIZES),
     "gpt untied, dropout, smoothing": GPTConfig(
@@ -182,6 +184,6 @@ def test_a_table_that_names_nothing_is_refused():
     class Typo(GPT):
         TENSOR_PARALLEL = {**GPT.TENSOR_PARALLEL, "blocks.*.attn": "heads"}  # noqa: RUF012
 
-    with pytest.raises(ValueError, match="blocks.*attn.* matches nothing"):
+    with pytest.raises(ValueError, match=r"blocks.*attn.* matches nothing"):
         tensor_parallelize(Typo(GPTConfig()), alone())
     assert Tie(alone(), "same").counts_here

@@ -10,7 +10,8 @@ All-reduced elements per training step, N = batch x length tokens, L layers, wid
     replicated key/value heads: their weights' and biases' gradients, once per layer
     gradient norm   1          in float64
 
-An all-reduce of n elements sends 2 (p - 1) / p n of them per rank (ring).
+An all-reduce of n elements sends 2 (p - 1) / p n of them per rank: around a ring, in p
+chunks. Where p does not divide n, some ranks send an element more than others.
 """
 
 from __future__ import annotations
@@ -48,18 +49,17 @@ def step_traffic(
     n, size = tokens, dtype.itemsize
     sizes = [n * width] * (4 * layers + 2) + [n, statistics * n]
     sent = sum(all_reduce_sent(k, p, rank) for k in sizes) * size
-    sent += all_reduce_sent(1, p, rank) * NORM_BYTES
-    formula = (
-        f"2 (p - 1) / p x {size} B x N ((4 L + 2) d + {1 + statistics}), "
-        f"p = {p}, N = {n}, L = {layers}, d = {width}"
-    )
-    replicated = 0
+    formula = f"2 (p - 1) / p x {size} B x N ((4 L + 2) d + {1 + statistics})"
     for group, elements in _replicated_elements(flat).values():
         sent += all_reduce_sent(elements, group.size, group.rank) * size
-        replicated += elements
-    if replicated:
-        formula += f"; replicated key/value heads: {replicated} elements"
-    return StepTraffic(sent, formula)
+        k = group.size
+        formula += f" + 2 ({k} - 1) / {k} x {size} B x {elements} replicated elements"
+    norm = all_reduce_sent(1, p, rank) * NORM_BYTES
+    formula += (
+        f" + {norm} B for the gradient norm\n"
+        f"with p = {p} ranks, N = {n} tokens, L = {layers} layers, d = {width}"
+    )
+    return StepTraffic(sent + norm, formula)
 
 
 def _replicated_elements(

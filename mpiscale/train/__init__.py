@@ -1,0 +1,1 @@
+"""Training: configuration, the loop, and what it writes."""

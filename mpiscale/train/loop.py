@@ -1,0 +1,262 @@
+"""The training loop: what every strategy's example runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from mpiscale.comm.agreement import on_some_ranks
+from mpiscale.comm.communicator import Communicator
+from mpiscale.comm.launcher import stdout_is_terminal
+from mpiscale.comm.world import World
+from mpiscale.data.batches import Batch, Batches
+from mpiscale.data.prepare import prepare
+from mpiscale.data.token_file import TokenFile
+from mpiscale.nn.flat import FlatParameters, materialize
+from mpiscale.nn.language_model import LanguageModel
+from mpiscale.nn.placement import Noise, Placement
+from mpiscale.optim.adamw import AdamW
+from mpiscale.optim.clip import clip
+from mpiscale.optim.lr_schedule import WarmupCosine
+from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
+from mpiscale.tensor import Tensor, no_grad
+from mpiscale.train.config import TrainConfig
+from mpiscale.train.flops import model_flops_per_token
+from mpiscale.train.generate import generate
+from mpiscale.train.last_state import save_last_state
+from mpiscale.train.metrics import (
+    MetricsFile,
+    Progress,
+    StepMetrics,
+    draw_loss_curve,
+)
+from mpiscale.train.report import Traffic, describe_run
+from mpiscale.train.warm_up import Build, compile_kernels
+
+PROMPT = "def "
+
+
+@dataclass
+class Trainer:
+    """A model, its optimizer, and one step of training.
+
+    Attributes:
+        model_group: the ranks over which the model is spread; alone if it is serial.
+    """
+
+    world: World
+    config: TrainConfig
+    model: LanguageModel
+    flat: FlatParameters
+    optimizer: AdamW
+    schedule: WarmupCosine
+    model_group: Communicator
+
+    def step(self, k: int, batch: Batch) -> tuple[float, float]:
+        """Train on one batch as step k = 1, 2, ...; return (loss, gradient norm).
+
+        Raises:
+            FloatingPointError: if the loss is not finite; parameters stay as they were
+                and are written to the run's folder.
+        """
+        ledger = self.world.comm.ledger
+        self.flat.zero_grad()
+        with ledger.phase("forward"):
+            noise = Noise(self.config.seed, k)
+            loss = batch_loss(self.model, batch, self.config.length, noise)
+        self._stop_unless_finite(k, loss.item())
+        with ledger.phase("backward"):
+            loss.backward()
+        with ledger.phase("optimizer"):
+            grad = self.flat.complete_grad()
+            synchronise(self.flat.parameters)
+            norm = gradient_norm(self.flat.parameters, self.model_group)
+            clip(grad, norm, self.config.clip)
+            self.optimizer.step(self.schedule(k))
+        return loss.item(), norm
+
+    def evaluate(self, batches: Batches) -> float:
+        """Loss over the first batches of the validation split, in nats per token."""
+        total, tokens = 0.0, 0
+        self.model.eval()
+        with no_grad(), self.world.comm.ledger.phase("evaluation"):
+            for batch in batches.evaluation_batches(self.config.eval_batches):
+                loss = batch_loss(self.model, batch, self.config.length)
+                total += loss.item() * batch.valid
+                tokens += batch.valid
+        self.model.train()
+        return total / max(tokens, 1)
+
+    def _stop_unless_finite(self, k: int, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        rank, folder = self.world.rank, self.config.out
+        path = save_last_state(folder, rank, k - 1, self.flat, self.optimizer)
+        raise FloatingPointError(
+            f"loss is {loss} in step {k} on rank {rank}; the state after step {k - 1} "
+            f"is kept in {path}. Lower --lr, or look at that step's data"
+        )
+
+
+def batch_loss(
+    model: LanguageModel, batch: Batch, length: int, noise: Noise | None = None
+) -> Tensor:
+    """Loss of a batch, a tensor; see `LanguageModel.loss`."""
+    placement = Placement(batch.samples, batch.positions, length, noise)
+    return model.loss(batch.tokens, batch.labels, placement, batch.valid)
+
+
+def train(
+    world: World,
+    config: TrainConfig,
+    build: Build,
+    model_group: Communicator,
+    mesh: str,
+    traffic: Callable[[LanguageModel, FlatParameters], Traffic],
+) -> None:
+    """Train, evaluate, generate a sample, and write metrics and a loss curve.
+
+    Args:
+        world: all ranks; collective.
+        config: the run's settings.
+        build: (config, vocabulary, communicator) -> model, cut but not materialised.
+        model_group: the ranks over which the model is spread.
+        mesh: the layout in words.
+        traffic: what the strategy sends in a step, by its formula.
+    """
+    with open_data(world, config) as tokens:
+        compile_kernels(world, config, build)
+        model = build(config, tokens.vocabulary, model_group)
+        flat = materialize(model, config.seed, config.numpy_dtype)
+        trainer = Trainer(
+            world,
+            config,
+            model,
+            flat,
+            AdamW(flat, weight_decay=config.weight_decay),
+            WarmupCosine(config.lr, config.warmup, config.steps, config.lr / 10),
+            model_group,
+        )
+        expected = traffic(model, flat)
+        if world.rank == 0:
+            print(describe_run(world, config, mesh, model, flat, expected), flush=True)
+        losses = _run_steps(trainer, tokens)
+        validation = None
+        if config.eval_batches:
+            batches = Batches(
+                tokens, "validation", config.batch, config.length, config.seed
+            )
+            validation = trainer.evaluate(batches)
+        _finish(trainer, tokens, losses, validation)
+
+
+def open_data(world: World, config: TrainConfig) -> TokenFile:
+    """The token file; one rank of each node makes it if it is not cached yet."""
+
+    def make() -> None:
+        prepare(config.data, config.vocab)
+
+    on_some_ranks(world.comm, world.local_rank == 0, make)
+    return TokenFile(prepare(config.data, config.vocab))
+
+
+def _run_steps(trainer: Trainer, tokens: TokenFile) -> list[float]:
+    """All training steps; rank 0 writes metrics and progress."""
+    config, world = trainer.config, trainer.world
+    batches = Batches(tokens, "train", config.batch, config.length, config.seed)
+    flops = step_flops(trainer)
+    reporter = _Reporter(world, config, flops) if world.rank == 0 else None
+    losses = []
+    for k in range(1, config.steps + 1):
+        started, sent = time.monotonic(), world.comm.ledger.sent_bytes()
+        loss, norm = trainer.step(k, batches(k - 1))
+        losses.append(loss)
+        if reporter is not None:
+            seconds = time.monotonic() - started
+            sent = world.comm.ledger.sent_bytes() - sent
+            reporter.step(k, loss, norm, trainer.schedule(k), sent, seconds)
+    if reporter is not None:
+        reporter.close()
+    return losses
+
+
+def step_flops(trainer: Trainer) -> int:
+    """Floating-point operations of one training step of the whole model."""
+    config = trainer.config
+    looked_up = {"position_embedding.weight"}
+    if not config.tied:
+        looked_up.add("token_embedding.weight")
+    matrices = sum(
+        p.full_size
+        for p in trainer.flat.parameters
+        if p.decays and p.name not in looked_up
+    )
+    per_token = model_flops_per_token(
+        matrices, config.layers, config.width, config.length
+    )
+    return per_token * config.batch * config.length
+
+
+class _Reporter:
+    """Rank 0's metrics file and progress lines."""
+
+    def __init__(self, world: World, config: TrainConfig, flops: int) -> None:
+        self.tokens, self.flops = config.batch * config.length, flops
+        self.file = MetricsFile(config.out)
+        self.progress = Progress(config.steps, config.log_every, stdout_is_terminal())
+
+    def step(
+        self, k: int, loss: float, norm: float, lr: float, sent: int, seconds: float
+    ) -> None:
+        metrics = StepMetrics(
+            step=k,
+            loss=loss,
+            grad_norm=norm,
+            lr=lr,
+            bytes_sent=sent,
+            tokens_per_second=self.tokens / seconds,
+            model_flops_per_second=self.flops / seconds,
+        )
+        self.file.write(metrics)
+        self.progress.show(metrics)
+
+    def close(self) -> None:
+        self.file.__exit__(None, None, None)
+
+
+def _finish(
+    trainer: Trainer, tokens: TokenFile, losses: list[float], validation: float | None
+) -> None:
+    """Generate text on all ranks; rank 0 prints it and draws the curve."""
+    config = trainer.config
+    text = ""
+    if config.sample:
+        text = generate(
+            trainer.model,
+            tokens.tokenizer(),
+            PROMPT,
+            config.sample,
+            config.temperature,
+            config.seed,
+        )
+    if trainer.world.rank != 0:
+        return
+    print(f"training loss   {losses[0]:.3f} -> {losses[-1]:.3f} nats per token")
+    if validation is not None:
+        print(f"validation loss {validation:.3f} nats per token")
+    if text:
+        print(f"sample (temperature {config.temperature}):\n{_indent(text)}")
+    print(f"wrote {config.out / 'metrics.jsonl'}")
+    if find_spec("matplotlib") is None:
+        print("no loss curve: `pip install matplotlib` draws it")
+        return
+    path = config.out / "loss.png"
+    draw_loss_curve(losses, validation, path, f"{config.model}, {config.out.name}")
+    print(f"wrote {path}")
+
+
+def _indent(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())
