@@ -32,16 +32,19 @@ def compile_kernels(world: World, config: TrainConfig, build: Build) -> None:
     """
     alone = world.comm.Split(world.rank, 0)
     if world.local_rank == 0:
-        _one_small_step(config, build, alone)
+        _one_layer_step(config, build, alone)
     polite_barrier(world.comm)
 
 
-def _one_small_step(config: TrainConfig, build: Build, alone: Communicator) -> None:
-    """A training step on one rank: the same ops and types, one layer, few tokens."""
-    small = replace(config, layers=1, length=min(config.length, 8), batch=2)
-    model = build(small, config.vocab, alone)
+def _one_layer_step(config: TrainConfig, build: Build, alone: Communicator) -> None:
+    """A training step on one rank: the run's types and sizes, but one layer.
+
+    The sizes matter: whether a kernel runs on several threads depends on them, and the
+    version for several threads is compiled apart.
+    """
+    model = build(replace(config, layers=1), config.vocab, alone)
     flat = materialize(model, config.seed, config.numpy_dtype)
-    shape = (small.batch, small.length)
+    shape = (config.batch, config.length)
     tokens = np.zeros(shape, np.int64)
     placement = Placement.whole(*shape, Noise(config.seed, 0))
     model.loss(tokens, tokens, placement).backward()
