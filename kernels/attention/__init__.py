@@ -1,0 +1,1 @@
+"""Attention that never holds a score for every pair of positions."""
