@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mpiscale.backend import Array
 from mpiscale.nn.attention import Attention
 from mpiscale.nn.language_model import Cut, LanguageModel, VocabularyHead
-from mpiscale.nn.layers import Dropout, Embedding, LayerNorm
+from mpiscale.nn.layers import Dropout, Embedding, LayerNorm, transformer_init
 from mpiscale.nn.mlp import GeluMLP
 from mpiscale.nn.module import Module
-from mpiscale.nn.parameter import Normal
 from mpiscale.nn.placement import Placement
 from mpiscale.ops.indexing import check_ids
 from mpiscale.tensor import Tensor
@@ -37,14 +35,14 @@ class Block(Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).  [b, t, width] both ways"""
 
     def __init__(self, config: GPTConfig, index: int) -> None:
-        # 2 L branches add up in the residual stream, each 1 / sqrt(2 L) as large.
-        out_init = Normal(0.02 / math.sqrt(2 * config.layers))
+        init = transformer_init(config.width)
+        out_init = transformer_init(config.width, branches=2 * config.layers)
         self.norm1 = LayerNorm(config.width)
         self.attention = Attention(
-            config.width, config.heads, config.kv_heads, out_init=out_init
+            config.width, config.heads, config.kv_heads, init, out_init
         )
         self.norm2 = LayerNorm(config.width)
-        self.mlp = GeluMLP(config.width, 4 * config.width, out_init=out_init)
+        self.mlp = GeluMLP(config.width, 4 * config.width, init, out_init)
         self.dropout1 = Dropout(config.dropout, f"blocks.{index}.attention")
         self.dropout2 = Dropout(config.dropout, f"blocks.{index}.mlp")
 
@@ -71,8 +69,9 @@ class GPT(LanguageModel):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config.vocabulary, config.length, config.label_smoothing)
         self.config = config
-        self.token_embedding = Embedding(config.vocabulary, config.width)
-        self.position_embedding = Embedding(config.length, config.width)
+        init = transformer_init(config.width)
+        self.token_embedding = Embedding(config.vocabulary, config.width, init)
+        self.position_embedding = Embedding(config.length, config.width, init)
         self.dropout = Dropout(config.dropout, "embedding")
         self.blocks = [Block(config, i) for i in range(config.layers)]
         self.final_norm = LayerNorm(config.width)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mpiscale.backend import Array
 from mpiscale.nn.attention import Attention
 from mpiscale.nn.language_model import Cut, LanguageModel, VocabularyHead
-from mpiscale.nn.layers import Embedding, RMSNorm
+from mpiscale.nn.layers import Embedding, RMSNorm, transformer_init
 from mpiscale.nn.mlp import SwigluMLP
 from mpiscale.nn.module import Module
-from mpiscale.nn.parameter import Normal
 from mpiscale.nn.placement import Placement
 from mpiscale.tensor import Tensor
 
@@ -37,18 +35,20 @@ class Block(Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).  [b, t, width] both ways"""
 
     def __init__(self, config: LlamaConfig) -> None:
-        out_init = Normal(0.02 / math.sqrt(2 * config.layers))
+        init = transformer_init(config.width)
+        out_init = transformer_init(config.width, branches=2 * config.layers)
         self.norm1 = RMSNorm(config.width)
         self.attention = Attention(
             config.width,
             config.heads,
             config.kv_heads,
+            init,
+            out_init,
             rope_base=config.rope_base,
             bias=False,
-            out_init=out_init,
         )
         self.norm2 = RMSNorm(config.width)
-        self.mlp = SwigluMLP(config.width, config.hidden, out_init)
+        self.mlp = SwigluMLP(config.width, config.hidden, init, out_init)
 
     def forward(self, x: Tensor, placement: Placement) -> Tensor:
         """x [b, t, width] -> [b, t, width]"""
@@ -72,7 +72,9 @@ class Llama(LanguageModel):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config.vocabulary, config.length, config.label_smoothing)
         self.config = config
-        self.token_embedding = Embedding(config.vocabulary, config.width)
+        self.token_embedding = Embedding(
+            config.vocabulary, config.width, transformer_init(config.width)
+        )
         self.blocks = [Block(config) for _ in range(config.layers)]
         self.final_norm = RMSNorm(config.width)
         self.head = VocabularyHead(

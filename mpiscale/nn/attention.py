@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpiscale.errors import InputError
-from mpiscale.nn.layers import GPT_INIT, Linear
+from mpiscale.nn.layers import Linear
 from mpiscale.nn.module import Module
 from mpiscale.nn.parameter import Initializer
 from mpiscale.nn.placement import Placement
@@ -26,10 +26,11 @@ class Attention(Module):
         self,
         width: int,
         heads: int,
-        kv_heads: int | None = None,
+        kv_heads: int | None,
+        init: Initializer,
+        out_init: Initializer,
         rope_base: float | None = None,
         bias: bool = True,
-        out_init: Initializer = GPT_INIT,
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads_fit(width, heads, kv_heads)
@@ -37,8 +38,8 @@ class Attention(Module):
         self.head_size = width // heads
         self.rope_base = rope_base
         kv_width = kv_heads * self.head_size
-        self.qkv = Linear(width, (width, kv_width, kv_width), bias)
-        self.out = Linear(width, (width,), bias, out_init)
+        self.qkv = Linear(width, (width, kv_width, kv_width), init, bias)
+        self.out = Linear(width, (width,), out_init, bias)
 
     def forward(self, x: Tensor, placement: Placement) -> Tensor:
         """x [b, t, width] -> [b, t, width]"""

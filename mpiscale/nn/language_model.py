@@ -8,7 +8,7 @@ import numpy as np
 
 from mpiscale import rng
 from mpiscale.backend import Array
-from mpiscale.nn.layers import GPT_INIT, Embedding
+from mpiscale.nn.layers import Embedding, transformer_init
 from mpiscale.nn.module import Module
 from mpiscale.nn.parameter import Parameter
 from mpiscale.nn.placement import Placement
@@ -24,7 +24,7 @@ class VocabularyHead(Module):
 
     def __init__(self, vocabulary: int, width: int, tied_to: Embedding | None) -> None:
         self.weight = (
-            Parameter((vocabulary, width), GPT_INIT)
+            Parameter((vocabulary, width), transformer_init(width))
             if tied_to is None
             else tied_to.weight
         )

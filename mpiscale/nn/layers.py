@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mpiscale.backend import Array
@@ -15,7 +17,16 @@ from mpiscale.ops.norm import layer_norm, rms_norm
 from mpiscale.rng import stream_key
 from mpiscale.tensor import Tensor
 
-GPT_INIT = Normal(0.02)  # Radford et al. 2019
+
+def transformer_init(width: int, branches: int = 1) -> Normal:
+    """Normal numbers of deviation 0.02 sqrt(768 / width) / sqrt(branches).
+
+    GPT-2's 0.02 (Radford et al. 2019) belongs to its width of 768. The same variance
+    per output feature at another width keeps small models from starting asleep.
+
+    branches: how many such layers add up in the residual stream.
+    """
+    return Normal(0.02 * math.sqrt(768 / width / branches))
 
 
 class Linear(Module):
@@ -29,8 +40,8 @@ class Linear(Module):
         self,
         n: int,
         sections: tuple[int, ...],
+        init: Initializer,
         bias: bool = True,
-        init: Initializer = GPT_INIT,
     ) -> None:
         self.sections = sections
         self.weight = Parameter((n, sum(sections)), init)
@@ -44,7 +55,7 @@ class Linear(Module):
 class Embedding(Module):
     """Row `id` of a table.  ids [...] -> y [..., d]"""
 
-    def __init__(self, n: int, d: int, init: Initializer = GPT_INIT) -> None:
+    def __init__(self, n: int, d: int, init: Initializer) -> None:
         self.weight = Parameter((n, d), init)
 
     def forward(self, ids: Array) -> Tensor:

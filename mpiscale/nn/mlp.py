@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpiscale.nn.layers import GPT_INIT, Linear
+from mpiscale.nn.layers import Linear
 from mpiscale.nn.module import Module
 from mpiscale.nn.parameter import Initializer
 from mpiscale.ops.activations import gelu_tanh, swiglu
@@ -16,11 +16,12 @@ class GeluMLP(Module):
         self,
         width: int,
         hidden: int,
+        init: Initializer,
+        out_init: Initializer,
         bias: bool = True,
-        out_init: Initializer = GPT_INIT,
     ) -> None:
-        self.up = Linear(width, (hidden,), bias)
-        self.down = Linear(hidden, (width,), bias, out_init)
+        self.up = Linear(width, (hidden,), init, bias)
+        self.down = Linear(hidden, (width,), out_init, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> [..., width]"""
@@ -32,10 +33,10 @@ class SwigluMLP(Module):
     """y = (silu(x G) * (x U)) D (Shazeer 2020); G and U stand side by side in `up`."""
 
     def __init__(
-        self, width: int, hidden: int, out_init: Initializer = GPT_INIT
+        self, width: int, hidden: int, init: Initializer, out_init: Initializer
     ) -> None:
-        self.up = Linear(width, (hidden, hidden), bias=False)
-        self.down = Linear(hidden, (width,), bias=False, init=out_init)
+        self.up = Linear(width, (hidden, hidden), init, bias=False)
+        self.down = Linear(hidden, (width,), out_init, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> [..., width]"""

@@ -1,5 +1,7 @@
 """Names, state, modes and values of modules."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,9 +11,11 @@ from mpiscale.models.llama import Llama, LlamaConfig
 from mpiscale.nn.attention import Attention
 from mpiscale.nn.flat import materialize
 from mpiscale.nn.layers import Dropout, Linear
+from mpiscale.nn.parameter import Constant
 from mpiscale.nn.placement import Noise, Placement
 from mpiscale.tensor import Tensor
 
+INIT = Constant(1.0)
 SMALL = GPTConfig(vocabulary=11, length=6, layers=2, width=8, heads=2)
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -49,7 +53,7 @@ def test_values_depend_on_seed_and_name_alone():
             assert (values != states[2][name]).all(), name
     qkv = [states[0][f"blocks.{i}.attention.qkv.weight"] for i in range(2)]
     assert (qkv[0] != qkv[1]).all()
-    assert abs(qkv[0].std() / 0.02 - 1) < 0.2
+    assert abs(qkv[0].std() / (0.02 * math.sqrt(768 / 8)) - 1) < 0.2
 
 
 def test_parameters_and_gradients_are_views_of_flat_buffers():
@@ -68,7 +72,7 @@ def test_parameters_and_gradients_are_views_of_flat_buffers():
 
 
 def test_unused_parameters_have_zero_gradient_not_an_old_one():
-    model = Linear(2, (2,))
+    model = Linear(2, (2,), Constant(1.0))
     flat = materialize(model, 0, FLOAT64)
     flat.grad[...] = np.nan
     model.weight.grad = None
@@ -125,13 +129,13 @@ def test_heads_that_do_not_divide_are_refused_with_the_arithmetic():
     with pytest.raises(
         InputError, match=r"width 10 cannot be cut into 4 heads: 10 = 2 x 4 \+ 2"
     ):
-        Attention(10, 4)
+        Attention(10, 4, None, INIT, INIT)
     with pytest.raises(
         InputError, match="heads 6 cannot be cut into 4 key/value heads"
     ):
-        Attention(12, 6, 4)
+        Attention(12, 6, 4, INIT, INIT)
     with pytest.raises(InputError, match="into 0 heads"):
-        Attention(10, 0)
+        Attention(10, 0, None, INIT, INIT)
 
 
 def test_llama_can_be_longer_than_in_training_but_a_gpt_can_not():

@@ -10,6 +10,7 @@ from mpiscale.nn.flat import materialize
 from mpiscale.nn.language_model import CrossEntropyLoss, Sampler, VocabularyHead
 from mpiscale.nn.layers import Embedding, Linear
 from mpiscale.nn.module import Module
+from mpiscale.nn.parameter import Normal
 from mpiscale.ops.activations import gelu_tanh
 from mpiscale.ops.cross_entropy import IGNORE, cross_entropy
 from mpiscale.ops.dropout import dropout
@@ -29,10 +30,15 @@ from mpiscale.parallel.tensor_parallel.vocab_parallel_embedding import (
 from mpiscale.tensor import Tensor
 from tests.parallel.serial_twin import CLOSE, FLOAT64, world
 
+INIT = Normal(1.0)
+
 
 class MLP(Module):
     def __init__(self, n, hidden, bias):
-        self.up, self.down = Linear(n, (hidden,), bias), Linear(hidden, (n,), bias)
+        self.up, self.down = (
+            Linear(n, (hidden,), INIT, bias),
+            Linear(hidden, (n,), INIT, bias),
+        )
 
     def forward(self, x):
         return self.down(gelu_tanh(self.up(x)))
@@ -72,7 +78,7 @@ def test_column_then_row_equals_serial_mlp():
 @pytest.mark.mpi(ranks=(1, 2, 4))
 def test_a_row_layers_bias_is_added_once_and_learns_at_full_speed():
     comm = world()
-    whole = Linear(4, (1,))
+    whole = Linear(4, (1,), INIT)
     layer = RowParallelLinear(whole, comm)
     materialize(layer, 0, FLOAT64)
     layer.weight.data[...] = 1
@@ -88,7 +94,7 @@ def test_a_row_layers_bias_is_added_once_and_learns_at_full_speed():
 @pytest.mark.mpi(ranks=(2, 4))
 def test_fused_outputs_are_cut_section_by_section():
     comm = world()
-    whole = Linear(1, (4, 8), bias=False)
+    whole = Linear(1, (4, 8), INIT, bias=False)
     layer = ColumnParallelLinear(whole, comm)
     full = np.arange(12.0)[None]
     n = 4 // comm.size
@@ -120,16 +126,16 @@ def test_features_that_do_not_divide_are_refused_with_the_arithmetic():
     comm = world()
     message = r"length 7\) into . equal blocks: 7 = . x . \+ 1"
     with pytest.raises(InputError, match=message):
-        ColumnParallelLinear(Linear(4, (7,)), comm)
+        ColumnParallelLinear(Linear(4, (7,), INIT), comm)
     with pytest.raises(InputError, match=message):
-        RowParallelLinear(Linear(7, (4,)), comm)
+        RowParallelLinear(Linear(7, (4,), INIT), comm)
 
 
 class Vocabulary(Module):
     """Embedding, head and loss over V entries: a bigram model."""
 
     def __init__(self, v, d, tied, smoothing):
-        self.embedding = Embedding(v, d)
+        self.embedding = Embedding(v, d, INIT)
         self.head = VocabularyHead(v, d, self.embedding if tied else None)
         self.loss_function = CrossEntropyLoss(smoothing)
 
