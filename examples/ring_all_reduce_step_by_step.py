@@ -16,6 +16,7 @@ from mpiscale.backend import Array
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.ring_all_reduce import Step, ring_all_reduce, ring_all_reduce_steps
 from mpiscale.comm.world import World, printed_by_rank_0, run
+from mpiscale.errors import InputError
 
 
 def parse_arguments(rank: int) -> argparse.Namespace:
@@ -74,6 +75,8 @@ def show_step(step: Step, marks: Array, comm: Communicator) -> None:
 def main(world: World) -> None:
     """Show the steps on marks, then check and measure the algorithm on numbers."""
     comm, n = world.comm, parse_arguments(world.rank).elements
+    if n < 0:
+        raise InputError(f"--elements must be at least 0, got {n}")
     marks = np.full(n, 1 << comm.rank)  # a bit for each rank: their sum names them
     show_start(marks, comm)
     for step in ring_all_reduce_steps(marks, comm):

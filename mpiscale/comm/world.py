@@ -1,0 +1,232 @@
+"""The world of ranks: how a program starts under mpirun or srun, and how it ends.
+
+    def main(world: World) -> None:
+        ...
+
+    if __name__ == "__main__":
+        run(main)
+
+`run` makes sure that the job ends when one rank fails (`ending.py`); importing this
+module does it for errors before `run`. It is the only module that reads or changes the
+environment, apart from the choice of kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpiscale.comm.communicator import Communicator
+from mpiscale.comm.launcher import (
+    launched_ranks,
+    settings_before_mpi,
+    why_worlds_of_one,
+)
+from mpiscale.comm.threads import (
+    allowed_cpus,
+    apply_threads,
+    choose_threads,
+    sharing_ranks,
+)
+from mpiscale.errors import InputError
+
+if TYPE_CHECKING:  # at run time these start MPI: only when the environment is ready
+    from mpiscale.comm.ending import Outcome
+    from mpiscale.comm.mpi import MpiCommunicator
+
+SLEEP_VARIABLE = "MPIR_CVAR_ENABLE_HEAVY_YIELD"
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of the job, and this rank's place among them."""
+
+    comm: MpiCommunicator
+    rank: int
+    size: int
+    node: str
+    nodes: int
+    local_rank: int  # among the ranks of the same node
+    local_size: int
+    cpus: int  # on which this rank may run
+    threads: int  # which it was granted
+    library: str  # name and version of MPI
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size} rank{'s' * (self.size > 1)} on {self.nodes} "
+            f"node{'s' * (self.nodes > 1)}, {self.threads} "
+            f"thread{'s' * (self.threads > 1)} each ({self.cpus} "
+            f"CPU{'s' * (self.cpus > 1)} allowed), {self.library}"
+        )
+
+
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    node: str  # Slurm's name, if there is one: several nodes may share a machine
+    machine: str
+    cpus: frozenset[int]
+
+
+def start() -> World:
+    """Start MPI, find this rank's place, and share out the CPUs.
+
+    Raises:
+        InputError: if MPI sees one rank where the launcher started several.
+    """
+    cpus = allowed_cpus()
+    os.environ.update(settings_before_mpi(os.environ, len(cpus)))
+    from mpi4py import MPI  # starts MPI
+
+    from mpiscale.comm.mpi import MpiCommunicator
+
+    error = why_worlds_of_one(os.environ, MPI.COMM_WORLD.size)
+    if error:
+        raise InputError(error)
+    comm = MPI.COMM_WORLD.Dup()
+    machine = platform.node()
+    here = Place(os.environ.get("SLURMD_NODENAME", machine), machine, cpus)
+    places: list[Place] = comm.allgather(here)
+    local = [r for r, place in enumerate(places) if place.node == here.node]
+    sharing = sharing_ranks(cpus, [p.cpus for p in places if p.machine == machine])
+    threads, warnings = choose_threads(len(cpus), sharing, os.environ)
+    apply_threads(threads)
+    if "numba" not in sys.modules:
+        os.environ["NUMBA_NUM_THREADS"] = str(threads)  # which it reads when imported
+    if sharing > len(cpus):
+        warnings += share_cpus_politely()
+    return World(
+        comm=MpiCommunicator(comm),
+        rank=comm.rank,
+        size=comm.size,
+        node=here.node,
+        nodes=len({place.node for place in places}),
+        local_rank=local.index(comm.rank),
+        local_size=len(local),
+        cpus=len(cpus),
+        threads=threads,
+        library=library_name(MPI.Get_library_version()),
+        warnings=warnings,
+    )
+
+
+def share_cpus_politely() -> tuple[str, ...]:
+    """Let waiting ranks sleep, unless the user has decided; returns warnings."""
+    from mpi4py import MPI
+
+    from mpiscale.comm.busy_waiting import let_waiting_ranks_sleep
+
+    is_mpich = "MPICH" in MPI.Get_library_version()
+    if SLEEP_VARIABLE in os.environ or not is_mpich or let_waiting_ranks_sleep():
+        return ()
+    return (
+        "more ranks than CPUs, and this MPICH can't be told to yield while it waits: "
+        f"set {SLEEP_VARIABLE}=1 before mpirun",
+    )
+
+
+def library_name(version: str) -> str:
+    """Name and version from MPI's own text, as 'MPICH 5.0.2' or 'Open MPI v5.0.11'."""
+    words = version.splitlines()[0].replace("Version:", " ").split(",")[0]
+    return " ".join(words.split())
+
+
+def run(main: Callable[[World], None]) -> None:
+    """Start MPI, call main(world), and end all ranks together.
+
+    Exit code 0 if main returned everywhere; 2 if every rank raised the same InputError,
+    whose text is printed once; 130 after Ctrl-C; else that of the failure.
+    """
+    try:
+        world = start()
+        threading.excepthook = end_job_after_thread
+        if world.rank == 0:
+            for warning in world.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
+        main(world)
+    except BaseException as error:
+        if "mpi4py.MPI" not in sys.modules:
+            raise  # mpi4py or MPI itself is missing: there are no ranks to end
+        from mpiscale.comm.ending import outcome_of
+
+        finish(outcome_of(error, skipped_frames=1))
+    else:
+        from mpiscale.comm.ending import Outcome
+
+        finish(Outcome("returned"))
+
+
+def finish(outcome: Outcome) -> None:
+    """End together with all other ranks; leave with the outcome's exit code."""
+    from mpi4py import MPI
+
+    from mpiscale.comm.ending import end_together
+
+    end_together(outcome, MPI.COMM_WORLD)
+    if outcome.code:
+        sys.exit(outcome.code)
+
+
+def end_job_after_thread(failure: threading.ExceptHookArgs) -> None:
+    """End all ranks after an uncaught exception in a thread, which only it can see."""
+    error = failure.exc_value
+    if error is None or isinstance(error, SystemExit):
+        return  # a thread may leave by sys.exit, says Python
+    from mpi4py import MPI
+
+    from mpiscale.comm.ending import abort, outcome_of, rank_list
+
+    comm, thread = MPI.COMM_WORLD, failure.thread
+    where = f"{rank_list([comm.rank], comm.size)}, in thread {thread and thread.name}"
+    abort(f"{where}: {outcome_of(error).text or repr(error)}", 1)
+
+
+def end_job_after_import(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """End all ranks after an uncaught exception before `run`.
+
+    The others may already wait in MPI_Init, so MPI has to be started to tell them.
+    """
+    sys.excepthook = sys.__excepthook__
+    try:
+        from mpiscale.comm.ending import outcome_of
+    except ImportError:  # no MPI: then nobody waits for this process
+        sys.__excepthook__(kind, error, trace)
+        return
+    finish(outcome_of(error))
+
+
+@contextmanager
+def printed_by_rank_0(rank: int) -> Iterator[None]:
+    """Let only rank 0 print: a `--help`, or an error that all ranks meet alike."""
+    if rank == 0:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        with redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+
+
+def polite_barrier(comm: Communicator, nap: float = 1e-3) -> None:
+    """Wait for all ranks without burning CPU: one may compute on this rank's core.
+
+    nap: seconds between two looks; a plain Barrier answers faster.
+    """
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(nap)
+
+
+if launched_ranks(os.environ) > 1:
+    sys.excepthook = end_job_after_import
