@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from mpiscale.backend import keep_freed_memory
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.launcher import (
     launched_ranks,
@@ -101,6 +102,7 @@ def start() -> World:
     sharing = sharing_ranks(cpus, [p.cpus for p in places if p.machine == machine])
     threads, warnings = choose_threads(len(cpus), sharing, os.environ)
     apply_threads(threads)
+    keep_freed_memory()
     if "numba" not in sys.modules:
         os.environ["NUMBA_NUM_THREADS"] = str(threads)  # which it reads when imported
     if sharing > len(cpus):

@@ -25,7 +25,7 @@ from mpiscale.models.llama import Llama, LlamaConfig
 class TrainConfig:
     """Flags shared by all training examples."""
 
-    steps: int = 200
+    steps: int = 300
     """Training steps."""
     seed: int = 1
     """Of weights, order of the data, dropout and generated text."""
@@ -38,7 +38,7 @@ class TrainConfig:
 
     model: Literal["gpt", "llama"] = "gpt"
     """GPT-2 (learned positions, GELU) or Llama (RoPE, RMS norm, SwiGLU)."""
-    layers: int = 4
+    layers: int = 2
     """Transformer blocks."""
     width: int = 128
     """Features of the residual stream."""
@@ -57,9 +57,9 @@ class TrainConfig:
     dropout: float = 0.0
     """Probability of dropping an element of the residual branches (GPT)."""
 
-    lr: float = 3e-3
+    lr: float = 8e-3
     """Peak learning rate."""
-    warmup: int = 20
+    warmup: int = 50
     """Steps until the peak."""
     weight_decay: float = 0.1
     """AdamW's decay of matrices."""
@@ -68,7 +68,7 @@ class TrainConfig:
     label_smoothing: float = 0.0
     """Share of the target spread over the whole vocabulary."""
 
-    log_every: int = 10
+    log_every: int = 20
     """Steps between two printed lines."""
     eval_batches: int = 8
     """Batches of the validation split used for the validation loss."""
