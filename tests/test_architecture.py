@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "comm": "backend errors",  # arrays and ranks; knows no Tensor
     "parallel": f"{SERIAL} comm",
     "train": f"{SERIAL} comm parallel",
-    "cli": f"{SERIAL} comm parallel train",
+    "bench": f"{SERIAL} comm parallel train",
+    "cli": f"{SERIAL} comm parallel train bench",
 }
 KNOW_MPI = {"comm", "parallel", "train", "cli"}
 READ_THE_ENVIRONMENT = {"mpiscale/comm/world.py", "kernels/choose.py"}

@@ -1,4 +1,36 @@
-"""Activations of a GPT in closed form: what its ops keep from forward to backward."""
+"""Activations of a GPT in closed form: what its ops keep from forward to backward.
+
+Counted as V. Korthikanti et al., "Reducing activation recomputation in large
+transformer models", 2022, section 4.1 do: op by op, what its backward reads, where
+an array that several ops keep counts once. Per token, s = itemsize, d = width,
+h = heads, hk = key/value heads:
+
+per layer
+    s d              input of norm1
+    16               its mean and 1 / deviation
+    s d              its output: input of the q, k, v product
+    s d (1 + 2 hk/h) q, k and v
+    s d + s h        output of attention, log-sum-exp: the scores are recomputed
+                     (the paper's count keeps them: 5 h T bytes in 16 bits)
+    s d              input of norm2: the residual stream after attention
+    16               its mean and 1 / deviation
+    s d              its output: input of the MLP
+    s 4 d            input of GELU
+    s 4 d            its output: input of the second product
+    8 + 8            dropout: index of the token, twice; masks are drawn again
+once
+    8                token id (embedding)
+    s d + 16 + s d   input, statistics and output of the final norm
+    s V              logits
+    8 + 1            label, and whether it counts
+    s + s            log of the softmax's denominator, loss
+    8                dropout after the embedding
+besides, whatever the number of tokens
+    8 T              positions of one sample
+    8 d              dropout: index of the feature, in each of the 2 L + 1 places
+
+With hk = h that is s (16 d + h) + 32 per token and layer.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +41,7 @@ STATISTIC_BYTES = 8  # layer norm keeps mean and 1 / deviation in float64
 
 
 def gpt_activation_bytes(config: GPTConfig, batch: int, itemsize: int) -> int:
-    """Bytes that a GPT keeps at the end of forward, on one process.
-
-    Counted as V. Korthikanti et al., "Reducing activation recomputation in large
-    transformer models", 2022, section 4.1 do: op by op, what its backward reads, where
-    an array that several ops keep counts once. Per token, s = itemsize, d = width,
-    h = heads, hk = key/value heads:
-
-    per layer
-        s d              input of norm1
-        16               its mean and 1 / deviation
-        s d              its output: input of the q, k, v product
-        s d (1 + 2 hk/h) q, k and v
-        s d + s h        output of attention, log-sum-exp: the scores are recomputed
-                         (the paper's count keeps them: 5 h T bytes in 16 bits)
-        s d              input of norm2: the residual stream after attention
-        16               its mean and 1 / deviation
-        s d              its output: input of the MLP
-        s 4 d            input of GELU
-        s 4 d            its output: input of the second product
-        8 + 8 + ...      dropout: index of the token, twice; masks are drawn again
-    once
-        8                token id (embedding)
-        s d + 16 + s d   input, statistics and output of the final norm
-        s V              logits
-        8 + 1            label, and whether it counts
-        s + s            log of the softmax's denominator, loss
-        8                dropout after the embedding
-    besides, whatever the number of tokens
-        8 T              positions of one sample
-        8 d              dropout: index of the feature, in each of the 2 L + 1 places
-
-    With hk = h that is s (16 d + h) + 32 per token and layer.
+    """Bytes that a GPT keeps at the end of forward, on one process: the sum above.
 
     Args:
         config: the model's shape.

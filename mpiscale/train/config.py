@@ -72,6 +72,8 @@ class TrainConfig:
     """Steps between two printed lines."""
     eval_batches: int = 8
     """Batches of the validation split used for the validation loss."""
+    profile: Literal["memory"] | None = None
+    """memory: say at the end what each rank's memory held."""
     sample: int = 160
     """Tokens of text generated at the end; 0: none."""
     temperature: float = 0.8

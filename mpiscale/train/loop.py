@@ -27,6 +27,12 @@ from mpiscale.train.config import TrainConfig
 from mpiscale.train.flops import model_flops_per_token
 from mpiscale.train.generate import generate
 from mpiscale.train.last_state import save_last_state
+from mpiscale.train.memory import (
+    MemoryReport,
+    memory_table,
+    peak_resident_bytes,
+    saved_bytes,
+)
 from mpiscale.train.metrics import (
     MetricsFile,
     Progress,
@@ -45,6 +51,7 @@ class Trainer:
 
     Attributes:
         model_group: the ranks over which the model is spread; alone if it is serial.
+        activations: bytes kept for backward in the first step, if that was asked for.
     """
 
     world: World
@@ -54,6 +61,7 @@ class Trainer:
     optimizer: AdamW
     schedule: WarmupCosine
     model_group: Communicator
+    activations: int | None = None
 
     def step(self, k: int, batch: Batch) -> tuple[float, float]:
         """Train on one batch as step k = 1, 2, ...; return (loss, gradient norm).
@@ -68,6 +76,8 @@ class Trainer:
             noise = Noise(self.config.seed, k)
             loss = batch_loss(self.model, batch, self.config.length, noise)
         self._stop_unless_finite(k, loss.item())
+        if self.config.profile == "memory" and self.activations is None:
+            self.activations = saved_bytes(loss, (self.flat.data, self.flat.grad))
         with ledger.phase("backward"):
             loss.backward()
         with ledger.phase("optimizer"):
@@ -89,6 +99,17 @@ class Trainer:
                 tokens += batch.valid
         self.model.train()
         return total / max(tokens, 1)
+
+    def memory(self, before: int) -> MemoryReport:
+        """Where this rank's memory went; `before`: peak before the model was built."""
+        return MemoryReport(
+            parameters=self.flat.data.nbytes,
+            gradients=self.flat.grad.nbytes,
+            optimizer=self.optimizer.m.nbytes + self.optimizer.v.nbytes,
+            activations=self.activations or 0,
+            before=before,
+            peak=peak_resident_bytes(),
+        )
 
     def _stop_unless_finite(self, k: int, loss: float) -> None:
         if math.isfinite(loss):
@@ -129,6 +150,7 @@ def train(
     """
     with open_data(world, config) as tokens:
         compile_kernels(world, config, build)
+        before = peak_resident_bytes()
         model = build(config, tokens.vocabulary, model_group)
         flat = materialize(model, config.seed, config.numpy_dtype)
         trainer = Trainer(
@@ -144,6 +166,10 @@ def train(
         if world.rank == 0:
             print(describe_run(world, config, mesh, model, flat, expected), flush=True)
         losses = _run_steps(trainer, tokens)
+        if config.profile == "memory":
+            reports = world.comm.gather(trainer.memory(before))
+            if reports is not None:
+                print(memory_table(reports))
         validation = None
         if config.eval_batches:
             batches = Batches(

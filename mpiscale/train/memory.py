@@ -12,6 +12,7 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -55,8 +56,8 @@ class MemoryReport:
 
 def memory_table(reports: Sequence[MemoryReport]) -> str:
     """A row a rank, in MiB."""
-    parts = ("parameters", "gradients", "optimizer", "activations", "workspace")
-    parts += ("before", "peak")
+    parts = ["parameters", "gradients", "optimizer", "activations", "workspace"]
+    parts += ["before", "peak"]
     lines = ["memory, MiB   " + "".join(f"{part:>13}" for part in parts)]
     for rank, report in enumerate(reports):
         cells = (f"{getattr(report, part) / MIB:>13,.1f}" for part in parts)
@@ -68,9 +69,12 @@ def memory_table(reports: Sequence[MemoryReport]) -> str:
 def peak_resident_bytes() -> int:
     """The most memory that this process ever had resident.
 
-    Linux starts the count of a new process at its parent's, so a small process has to
-    start the one that is measured.
+    On Linux it is VmHWM: `ru_maxrss`, which the other systems have, is there never less
+    than that of the process which started this one.
     """
+    if sys.platform == "linux":
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

@@ -71,6 +71,20 @@ def test_a_run_says_what_it_does_once_and_leaves_metrics_and_a_picture(tmp_path)
     assert (tmp_path / "new" / "loss.png").exists()
 
 
+def test_a_memory_profile_has_a_row_for_each_rank(tmp_path):
+    flags = small(tmp_path / "new", "--profile", "memory")
+    run = run_example("gpt_tp.py", *flags, ranks=2)
+    assert run.code == 0, run.err
+    rows = re.findall(r"^rank ([01])((?: +[\d.]+){7})$", run.out, re.MULTILINE)
+    assert [rank for rank, _ in rows] == ["0", "1"]
+    for _, cells in rows:
+        parameters, gradients, _, activations, _, before, peak = map(
+            float, cells.split()
+        )
+        assert parameters == gradients < activations
+        assert 0 < before < peak
+
+
 def test_generated_text_is_the_same_on_every_layout(tmp_path):
     samples = []
     for ranks in (None, 4):

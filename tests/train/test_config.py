@@ -25,12 +25,12 @@ def test_flags_of_the_training_examples():
     config = parse(
         *"--steps 3 --seed 7 --dtype float64 --data a.txt --out b --layers 2".split(),
         *"--width 48 --heads 6 --kv-heads 2 --vocab 300 --length 9 --batch 5".split(),
-        *"--lr 0.01 --no-tied --dropout 0.1".split(),
+        *"--lr 0.01 --no-tied --dropout 0.1 --profile memory".split(),
     )
     assert config == replace(
         DEFAULTS, steps=3, seed=7, dtype="float64", data=Path("a.txt"), out=Path("b"),
         layers=2, width=48, heads=6, kv_heads=2, vocab=300, length=9, batch=5, lr=0.01,
-        tied=False, dropout=0.1,
+        tied=False, dropout=0.1, profile="memory",
     )  # fmt: skip
     assert parse("--tied").tied
 

@@ -1,0 +1,1 @@
+"""The program `mpiscale`: commands and their options."""
