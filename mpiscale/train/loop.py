@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from mpiscale.comm.agreement import on_some_ranks
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.launcher import stdout_is_terminal
 from mpiscale.comm.world import World
 from mpiscale.data.batches import Batch, Batches
-from mpiscale.data.prepare import prepare
-from mpiscale.data.token_file import TokenFile
+from mpiscale.data.token_file import Split, TokenFile
 from mpiscale.nn.flat import FlatParameters, materialize
 from mpiscale.nn.language_model import LanguageModel
 from mpiscale.nn.placement import Noise, Placement
@@ -24,6 +23,7 @@ from mpiscale.optim.lr_schedule import WarmupCosine
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
 from mpiscale.tensor import Tensor, no_grad
 from mpiscale.train.config import TrainConfig
+from mpiscale.train.files import make_folder, open_data
 from mpiscale.train.flops import model_flops_per_token
 from mpiscale.train.generate import generate
 from mpiscale.train.last_state import save_last_state
@@ -149,9 +149,12 @@ def train(
         traffic: what the strategy sends in a step, by its formula.
     """
     with open_data(world, config) as tokens:
+        batches = _batches(tokens, "train", config)
+        held_out = _batches(tokens, "validation", config)
+        model = build(config, tokens.vocabulary, model_group)
+        make_folder(world, config.out)  # after all that may be refused
         compile_kernels(world, config, build)
         before = peak_resident_bytes()
-        model = build(config, tokens.vocabulary, model_group)
         flat = materialize(model, config.seed, config.numpy_dtype)
         trainer = Trainer(
             world,
@@ -165,47 +168,39 @@ def train(
         expected = traffic(model, flat)
         if world.rank == 0:
             print(describe_run(world, config, mesh, model, flat, expected), flush=True)
-        losses = _run_steps(trainer, tokens)
+        losses = _run_steps(trainer, batches)
         if config.profile == "memory":
             reports = world.comm.gather(trainer.memory(before))
             if reports is not None:
                 print(memory_table(reports))
         validation = None
         if config.eval_batches:
-            batches = Batches(
-                tokens, "validation", config.batch, config.length, config.seed
-            )
-            validation = trainer.evaluate(batches)
+            validation = trainer.evaluate(held_out)
         _finish(trainer, tokens, losses, validation)
 
 
-def open_data(world: World, config: TrainConfig) -> TokenFile:
-    """The token file; one rank of each node makes it if it is not cached yet."""
-
-    def make() -> None:
-        prepare(config.data, config.vocab)
-
-    on_some_ranks(world.comm, world.local_rank == 0, make)
-    return TokenFile(prepare(config.data, config.vocab))
+def _batches(tokens: TokenFile, split: Split, config: TrainConfig) -> Batches:
+    return Batches(tokens, split, config.batch, config.length, config.seed)
 
 
-def _run_steps(trainer: Trainer, tokens: TokenFile) -> list[float]:
+def _run_steps(trainer: Trainer, batches: Batches) -> list[float]:
     """All training steps; rank 0 writes metrics and progress."""
     config, world = trainer.config, trainer.world
-    batches = Batches(tokens, "train", config.batch, config.length, config.seed)
     flops = step_flops(trainer)
-    reporter = _Reporter(world, config, flops) if world.rank == 0 else None
     losses = []
-    for k in range(1, config.steps + 1):
-        started, sent = time.monotonic(), world.comm.ledger.sent_bytes()
-        loss, norm = trainer.step(k, batches(k - 1))
-        losses.append(loss)
-        if reporter is not None:
-            seconds = time.monotonic() - started
-            sent = world.comm.ledger.sent_bytes() - sent
-            reporter.step(k, loss, norm, trainer.schedule(k), sent, seconds)
-    if reporter is not None:
-        reporter.close()
+    with ExitStack() as stack:
+        reporter = None
+        if world.rank == 0:
+            file = stack.enter_context(MetricsFile(config.out))
+            reporter = _Reporter(config, flops, file)
+        for k in range(1, config.steps + 1):
+            started, sent = time.monotonic(), world.comm.ledger.sent_bytes()
+            loss, norm = trainer.step(k, batches(k - 1))
+            losses.append(loss)
+            if reporter is not None:
+                seconds = time.monotonic() - started
+                sent = world.comm.ledger.sent_bytes() - sent
+                reporter.step(k, loss, norm, trainer.schedule(k), sent, seconds)
     return losses
 
 
@@ -229,9 +224,9 @@ def step_flops(trainer: Trainer) -> int:
 class _Reporter:
     """Rank 0's metrics file and progress lines."""
 
-    def __init__(self, world: World, config: TrainConfig, flops: int) -> None:
+    def __init__(self, config: TrainConfig, flops: int, file: MetricsFile) -> None:
         self.tokens, self.flops = config.batch * config.length, flops
-        self.file = MetricsFile(config.out)
+        self.file = file
         self.progress = Progress(config.steps, config.log_every, stdout_is_terminal())
 
     def step(
@@ -248,9 +243,6 @@ class _Reporter:
         )
         self.file.write(metrics)
         self.progress.show(metrics)
-
-    def close(self) -> None:
-        self.file.__exit__(None, None, None)
 
 
 def _finish(

@@ -125,6 +125,8 @@ def test_bad_input_is_refused_once_before_anything_is_written(tmp_path):
     short = tmp_path / "short.txt"
     short.write_text("too short")
     refused(r"expected at least 33", *small(out, "--data", short))
+    (tmp_path / "file").touch()
+    refused("cannot write to --out", *small(tmp_path / "file" / "folder"))
     settings = tmp_path / "settings.yaml"
     settings.write_text("wdith: 3\n")
     refused(r"unknown key 'wdith'; did you mean width", "--config", settings)
