@@ -2,7 +2,7 @@
 #
 #   make demo                 8 ranks on this machine, with MPI from a wheel
 #   make demo MPI=system      with the mpirun on your PATH instead
-#   make demo RANKS=4 ARGS="--tp 2"
+#   make demo RANKS=4 ARGS="--steps 50"
 
 PYTHON ?= python3
 RANKS ?= 8

@@ -1,23 +1,31 @@
 """Layer normalisation and RMS normalisation over the last axis.
 
-Sums and statistics are float64 whatever the input: with a float32 mean, a row whose
-mean is large next to its spread would be shifted as a whole. The variance takes a
-second pass; E[x^2] - E[x]^2 would cancel (microsoft/onnxruntime #28463).
+The references sum in float64. The compiled kernels sum in the type of x, which halves
+the time, and still get a float32 row right whose mean is large next to its spread: the
+row's sum gives a first mean, off by rounding only, and the distances d from it
+
+    mean = first + sum(d) / n,  variance = sum(d^2) / n - (sum(d) / n)^2,
+
+the corrected two-pass algorithm of Chan et al. Here the difference cancels little, for
+sum(d) is a rounding error; E[x^2] - E[x]^2 would (microsoft/onnxruntime #28463). The
+mean is kept in float64. Squares of float32 elements beyond about 1e18 overflow.
 
 Sources: J. Ba et al., "Layer normalization", 2016; B. Zhang, R. Sennrich, "Root mean
-square layer normalization", NeurIPS 2019.
+square layer normalization", NeurIPS 2019; T. Chan, G. Golub, R. LeVeque, "Algorithms
+for computing the sample variance", The American Statistician 37(3), 1983, eq. 1.7.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from mpiscale.backend import FLOAT64, Array
 from mpiscale.kernels.choose import choose, expect_shape
 from mpiscale.kernels.rows import as_rows
-from mpiscale.kernels.threads import row_kernel
+from mpiscale.kernels.threads import compiled, row_kernel
 
 # The gradients of gain and bias are sums over all rows. Each block of rows has its own
 # partial sums, so that blocks run in parallel and the thread count changes no result.
@@ -150,6 +158,17 @@ def _flat(statistic: Array) -> Array:
     return np.ascontiguousarray(statistic, FLOAT64).reshape(-1)
 
 
+@compiled
+def _in_two_parts(mean: float, rstd: float, x: Array) -> tuple[Any, Any, Any]:
+    """(x - mean) rstd as (x - centre) scale + shift, these three in the type of x.
+
+    centre is the mean, rounded; the shift makes up for what rounding took away. Two
+    subtractions instead would be free to become one, of the rounded sum.
+    """
+    centre, scale = x.dtype.type(mean), x.dtype.type(rstd)
+    return centre, scale, x.dtype.type((centre - mean) * rstd)
+
+
 @row_kernel
 def _layer_norm_rows(
     lo: int,
@@ -162,20 +181,27 @@ def _layer_norm_rows(
     mean: Array,
     rstd: Array,
 ) -> None:
+    zero = x.dtype.type(0)
     n = x.shape[1]
     for row in range(lo, hi):
         x_row, y_row = x[row], y[row]
-        total = 0.0
+        total = zero
         for j in range(n):
             total += x_row[j]
-        centre = total / n
-        squares = 0.0
+        first = x.dtype.type(total / n)
+        distances = squares = zero
         for j in range(n):
-            squares += (x_row[j] - centre) ** 2
-        scale = 1.0 / math.sqrt(squares / n + eps)
+            d = x_row[j] - first
+            distances += d
+            squares += d * d
+        correction = distances / n
+        mean[row] = first + correction
+        variance = squares / n - correction * correction
+        rstd[row] = 1.0 / math.sqrt(max(variance, 0.0) + eps)
+        centre, scale, shift = _in_two_parts(mean[row], rstd[row], x)
         for j in range(n):
-            y_row[j] = (x_row[j] - centre) * scale * gain[j] + bias[j]
-        mean[row], rstd[row] = centre, scale
+            z = (x_row[j] - centre) * scale + shift
+            y_row[j] = z * gain[j] + bias[j]
 
 
 @row_kernel
@@ -191,24 +217,27 @@ def _layer_norm_backward_blocks(
     dgain: Array,
     dbias: Array,
 ) -> None:
+    zero = x.dtype.type(0)
     rows, n = x.shape
     for block in range(lo, hi):
         dgain_row, dbias_row = dgain[block], dbias[block]
         first = block * ROWS_PER_BLOCK
         for row in range(first, min(first + ROWS_PER_BLOCK, rows)):
             x_row, dy_row, dx_row = x[row], dy[row], dx[row]
-            centre, scale = mean[row], rstd[row]
-            sum_g = sum_gz = 0.0
+            centre, scale, shift = _in_two_parts(mean[row], rstd[row], x)
+            sum_g = sum_gz = zero
             for j in range(n):
                 g = dy_row[j] * gain[j]
                 sum_g += g
-                sum_gz += g * ((x_row[j] - centre) * scale)
-            mean_g, mean_gz = sum_g / n, sum_gz / n
+                sum_gz += g * ((x_row[j] - centre) * scale + shift)
+            mean_g = x.dtype.type(sum_g / n)
+            mean_gz = x.dtype.type(sum_gz / n)
             for j in range(n):
-                z = (x_row[j] - centre) * scale
+                z = (x_row[j] - centre) * scale + shift
                 dx_row[j] = scale * (dy_row[j] * gain[j] - mean_g - z * mean_gz)
             for j in range(n):
-                dgain_row[j] += dy_row[j] * ((x_row[j] - centre) * scale)
+                z = (x_row[j] - centre) * scale + shift
+                dgain_row[j] += dy_row[j] * z
                 dbias_row[j] += dy_row[j]
 
 
@@ -216,16 +245,16 @@ def _layer_norm_backward_blocks(
 def _rms_norm_rows(
     lo: int, hi: int, x: Array, gain: Array, eps: float, y: Array, rstd: Array
 ) -> None:
-    n = x.shape[1]
+    zero, n = x.dtype.type(0), x.shape[1]
     for row in range(lo, hi):
         x_row, y_row = x[row], y[row]
-        squares = 0.0
+        squares = zero
         for j in range(n):
-            squares += float(x_row[j]) ** 2
-        scale = 1.0 / math.sqrt(squares / n + eps)
+            squares += x_row[j] * x_row[j]
+        rstd[row] = 1.0 / math.sqrt(squares / n + eps)
+        scale = x.dtype.type(rstd[row])
         for j in range(n):
             y_row[j] = x_row[j] * scale * gain[j]
-        rstd[row] = scale
 
 
 @row_kernel
@@ -239,16 +268,18 @@ def _rms_norm_backward_blocks(
     dx: Array,
     dgain: Array,
 ) -> None:
+    zero = x.dtype.type(0)
     rows, n = x.shape
     for block in range(lo, hi):
         dgain_row = dgain[block]
         first = block * ROWS_PER_BLOCK
         for row in range(first, min(first + ROWS_PER_BLOCK, rows)):
-            x_row, dy_row, dx_row, scale = x[row], dy[row], dx[row], rstd[row]
-            sum_gz = 0.0
+            x_row, dy_row, dx_row = x[row], dy[row], dx[row]
+            scale = x.dtype.type(rstd[row])
+            sum_gz = zero
             for j in range(n):
                 sum_gz += dy_row[j] * gain[j] * (x_row[j] * scale)
-            mean_gz = sum_gz / n
+            mean_gz = x.dtype.type(sum_gz / n)
             for j in range(n):
                 z = x_row[j] * scale
                 dx_row[j] = scale * (dy_row[j] * gain[j] - z * mean_gz)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpiscale.backend import Array
 from mpiscale.kernels.choose import choose, expect_shape
-from mpiscale.kernels.exp import exp
+from mpiscale.kernels.exp import exp, exp_of_nonpositive
 from mpiscale.kernels.row_maximum import softmax_shift
 from mpiscale.kernels.rows import as_rows
 from mpiscale.kernels.threads import row_kernel
@@ -88,7 +88,7 @@ def _softmax_rows(lo: int, hi: int, x: Array, s: Array) -> None:
         shift = softmax_shift(x_row)
         total = zero
         for j in range(x_row.size):
-            e = exp(x_row[j] - shift)
+            e = exp_of_nonpositive(x_row[j] - shift)
             s_row[j] = e
             total += e
         scale = one / total if total != zero else zero
@@ -115,7 +115,7 @@ def _log_softmax_rows(lo: int, hi: int, x: Array, y: Array) -> None:
         shift = softmax_shift(x_row)
         total = zero
         for j in range(x_row.size):
-            total += exp(x_row[j] - shift)
+            total += exp_of_nonpositive(x_row[j] - shift)
         log_total = math.log(total) if total != zero else zero
         for j in range(x_row.size):
             y_row[j] = x_row[j] - shift - log_total

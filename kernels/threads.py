@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from numba import types
 
 from mpiscale.kernels.cache import SharedCache
 
@@ -38,17 +39,36 @@ class RowKernel:
     the result does not depend on the number of threads.
     """
 
-    def __init__(self, body: Callable[..., None]) -> None:
+    def __init__(
+        self, body: Callable[..., None], signature: tuple[Any, ...] | None = None
+    ) -> None:
+        """With `signature`, the Numba types of args, the body is compiled for it alone.
+
+        Arguments are then converted to it: an array of any strides takes all layouts,
+        which would else be compiled one by one.
+        """
         self.body = body
-        self.serial: Any = compiled(body)
+        self._signature = signature
 
     def __call__(self, rows: int, *args: Any) -> None:
         """Run the kernel on all rows, on as many threads as Numba was granted."""
-        threads = _threads_for(rows, args)
+        if rows:
+            self.run(rows, _threads_for(rows, args), *args)
+
+    def run(self, rows: int, threads: int, *args: Any) -> None:
+        """Run the kernel on all rows, on so many threads."""
         if threads > 1:
             self._parallel(rows, threads, args)
-        elif rows:
+        else:
             self.serial(0, rows, *args)
+
+    @functools.cached_property
+    def serial(self) -> Any:
+        """The body, compiled for one thread: serial(lo, hi, *args)."""
+        dispatcher = compiled(self.body)
+        if self._signature:
+            _fix_types(dispatcher, types.intp, types.intp, *self._signature)
+        return dispatcher
 
     @functools.cached_property
     def _parallel(self) -> Callable[[int, int, tuple[Any, ...]], None]:
@@ -61,6 +81,8 @@ class RowKernel:
         dispatcher = _njit(driver, parallel=True)
         body = self.body
         dispatcher._cache = SharedCache(driver, f"{body.__module__}.{body.__name__}")
+        if self._signature:
+            _fix_types(dispatcher, types.intp, types.intp, types.Tuple(self._signature))
         return dispatcher
 
 
@@ -71,6 +93,11 @@ def _njit(function: Callable[..., Any], parallel: bool = False) -> Any:
     return numba.njit(
         nogil=True, error_model="numpy", fastmath=FASTMATH, parallel=parallel
     )(function)
+
+
+def _fix_types(dispatcher: Any, *signature: Any) -> None:
+    dispatcher.compile(signature)
+    dispatcher.disable_compile()
 
 
 def _threads_for(rows: int, args: tuple[Any, ...]) -> int:

@@ -41,6 +41,8 @@ def is_float(dtype: DType) -> bool:
 
 def accumulation_dtype(dtype: DType) -> DType:
     """The type in which sums of `dtype` are kept: float32, or float64 for float64."""
+    if not is_float(dtype):
+        raise TypeError(f"expected a floating-point type, got {dtype}")
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
 
 

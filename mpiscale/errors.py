@@ -11,6 +11,10 @@ class InputError(ValueError):
     """
 
 
+class NotFiniteError(InputError):
+    """Training has met a loss or gradient that is no finite number."""
+
+
 def block_length(n: int, ranks: int, what: str) -> int:
     """Length of each rank's block when `what`, of length `n`, is cut evenly.
 
@@ -22,6 +26,6 @@ def block_length(n: int, ranks: int, what: str) -> int:
         raise InputError(
             f"cannot cut {what} (length {n}) into {ranks} equal blocks: "
             f"{n} = {n // ranks} x {ranks} + {n % ranks}. "
-            f"Use one of {divisors} ranks, or pad to {n + -n % ranks}."
+            f"Use one of {divisors} ranks, or another length."
         )
     return n // ranks

@@ -191,15 +191,6 @@ class Tensor:
         """The same array, cut off from the graph."""
         return Tensor(self.data)
 
-    def take_grad(self) -> Array:
-        """Return `.grad` and clear it."""
-        if self.grad is None:
-            raise ValueError(
-                f"no gradient on tensor of shape {self.shape}: call backward first"
-            )
-        grad, self.grad = self.grad, None
-        return grad
-
     def item(self) -> float:
         """The value of a tensor of one element."""
         return float(self.data.item())
@@ -224,6 +215,9 @@ class Tensor:
         """Type of the elements."""
         return self.data.dtype
 
+    def __bool__(self) -> bool:
+        return bool(self.data)  # NumPy refuses more than one element
+
     def __len__(self) -> int:
         return len(self.data)
 
@@ -243,6 +237,7 @@ class Tensor:
         def __rmul__(self, other: Array | float) -> Tensor: ...
         def __truediv__(self, other: Tensor | Array | float) -> Tensor: ...
         def __rtruediv__(self, other: Array | float) -> Tensor: ...
+        def __pow__(self, exponent: float) -> Tensor: ...
         def __matmul__(self, other: Tensor) -> Tensor: ...
         def __neg__(self) -> Tensor: ...
         def __getitem__(self, key: Any) -> Tensor: ...

@@ -12,6 +12,7 @@ from mpiscale.ops import shapes
 from mpiscale.ops.activations import tanh
 from mpiscale.ops.arithmetic import multiply
 from mpiscale.ops.matmul import linear
+from mpiscale.ops.reductions import mean
 from mpiscale.ops.reductions import sum as total
 from mpiscale.tensor import Tensor, no_grad
 
@@ -229,6 +230,23 @@ def test_mixed_types_and_bad_shapes_are_refused_with_both_named():
         Tensor(np.arange(3), requires_grad=True)
     with pytest.raises(ValueError, match="add up to 3"):
         shapes.split(x[None], (1, 2), axis=0)
+
+
+def test_integers_are_not_cut_or_averaged_silently():
+    x = Tensor(np.array([1, 2, 2**24 + 1]))
+    with pytest.raises(TypeError, match=r"0\.5 with a tensor of int64"):
+        x * 0.5
+    with pytest.raises(TypeError, match="floating-point"):
+        mean(x)
+    assert total(x).item() == 2**24 + 4
+    assert (x * 2).data.tolist() == [2, 4, 2**25 + 2]
+
+
+def test_truth_and_powers():
+    assert Tensor(np.ones(1)) and not Tensor(np.array(0.0))
+    with pytest.raises(ValueError, match="more than one element"):
+        bool(Tensor(np.ones(2)))
+    check_gradients(lambda x: x**2 + x**-1.5, np.array([0.5, 2.0]))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

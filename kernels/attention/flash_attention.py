@@ -22,6 +22,7 @@ def flash_attention_numba(
     The inputs may be strided views, for instance into packed q, k and v.
     """
     _check(q, k, v)
+    q, k, v = map(_with_unit_stride, (q, k, v))
     batch, tq, heads, _ = q.shape
     out = np.empty((batch, tq, heads, v.shape[3]), q.dtype)
     lse = np.empty((batch * heads, tq), q.dtype)
@@ -46,6 +47,7 @@ def flash_attention_backward_numba(
     expect_shape("out", out, (batch, tq, heads, v.shape[3]))
     expect_shape("dout", dout, out.shape)
     expect_shape("lse", lse, (batch, heads, tq))
+    q, k, v = map(_with_unit_stride, (q, k, v))
     dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (q, k, v))
     backward_heads(
         batch * k.shape[2],
@@ -74,6 +76,11 @@ def _check(q: Array, k: Array, v: Array) -> None:
         )
     expect_shape("k", k, (batch, tk, kv_heads, width))
     expect_shape("v", v, (batch, tk, kv_heads, v.shape[-1]))
+
+
+def _with_unit_stride(x: Array) -> Array:
+    """x, copied only if the elements of a position do not lie side by side."""
+    return x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
 
 
 flash_attention = choose(

@@ -9,9 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from mpiscale.backend import Array
-from mpiscale.kernels.attention.block_product import add_product
+from mpiscale.kernels.attention.block_product import (
+    add_transposed,
+    add_weighted,
+    write_scores,
+)
 from mpiscale.kernels.attention.tiles import (
+    CHUNK,
     TILE,
+    diagonal_shift,
     load_tiles,
     load_transposed_tiles,
     store_tiles,
@@ -19,7 +25,9 @@ from mpiscale.kernels.attention.tiles import (
     visible_in_tile,
     visible_keys,
 )
-from mpiscale.kernels.exp import exp
+from mpiscale.kernels.exp import exp_of_nonpositive
+from mpiscale.kernels.gemm.packing import padded
+from mpiscale.kernels.gemm.views import block, unit_stride_row
 from mpiscale.kernels.threads import compiled, row_kernel
 
 
@@ -48,7 +56,7 @@ def backward_heads(
         keys_t = load_transposed_tiles(k[batch, :, kv_head])
         values_t = load_transposed_tiles(v[batch, :, kv_head])
         dkeys = np.zeros_like(keys)
-        dvalues = np.zeros((keys.shape[0], TILE, v.shape[3]), v.dtype)
+        dvalues = np.zeros((keys.shape[0], TILE, padded(v.shape[3])), v.dtype)
         shared = keys, keys_t, values_t, dkeys, dvalues
         for head in range(kv_head * group, (kv_head + 1) * group):
             queries = load_tiles(q[batch, :, head], scale)
@@ -82,41 +90,56 @@ def _backward_tile(
     keys, keys_t, values_t, dkeys, dvalues = shared
     tq = lse.size
     first = tile * TILE
-    last = min(first + TILE, tq) - 1
-    # Two allocations: in halves of one, LLVM would not vectorise the products.
-    p = np.empty((TILE, TILE), queries.dtype)
-    ds = np.empty((TILE, TILE), queries.dtype)
-    for key_tile in range(tiles_of(visible_keys(last, tq, tk, causal))):
-        p[:], ds[:] = 0, 0
-        add_product(queries, keys_t[key_tile], p)
-        add_product(douts, values_t[key_tile], ds)
-        for i in range(TILE):
-            n = 0  # a row of padding, or one that saw no key, has no gradient
-            if first + i <= last and lse[first + i] != -np.inf:
+    rows = min(TILE, tq - first)
+    p = np.empty((TILE, TILE), queries.dtype)[:rows]
+    ds = np.empty((TILE, TILE), queries.dtype)[:rows]
+    seen_by_last = visible_keys(first + rows - 1, tq, tk, causal)
+    for key_tile in range(tiles_of(seen_by_last)):
+        shift = diagonal_shift(tile, key_tile, tq, tk, causal)
+        write_scores(queries[:rows], keys_t[key_tile], p, shift)
+        write_scores(douts[:rows], values_t[key_tile], ds, shift)
+        for i in range(rows):
+            n = 0  # a row that saw no key has no gradient
+            if lse[first + i] != -np.inf:
                 seen = visible_keys(first + i, tq, tk, causal)
                 n = visible_in_tile(seen, key_tile)
-            row = min(first + i, last)
-            _scores_to_gradients(p[i], ds[i], n, lse[row], delta[row])
-        add_product(p.T, douts, dvalues[key_tile])
-        add_product(ds.T, queries, dkeys[key_tile])
-        add_product(ds, keys[key_tile], dqueries)
+            _scores_to_gradients(p, ds, i, n, lse[first + i], delta[first + i])
+        add_transposed(p, douts[:rows], dvalues[key_tile], shift)
+        add_transposed(ds, queries[:rows], dkeys[key_tile], shift)
+        add_weighted(ds, keys[key_tile], dqueries[:rows], shift)
 
 
 @compiled
-def _scores_to_gradients(p: Array, ds: Array, n: int, lse: float, delta: float) -> None:
-    """p: scores -> probabilities; ds: gradients of p -> of the scores; 0 from n on."""
-    for j in range(n):
-        p[j] = exp(p[j] - lse)
-        ds[j] = p[j] * (ds[j] - delta)
+def _scores_to_gradients(
+    p: Array, ds: Array, i: int, n: int, lse: float, delta: float
+) -> None:
+    """Row i of p: scores -> probabilities; of ds: gradients of p -> of the scores.
+
+    Both are 0 from n on.
+    """
+    end = 0
+    while end < n:
+        p_chunk = unit_stride_row(block(p, i, 1, end, CHUNK), 0)
+        ds_chunk = unit_stride_row(block(ds, i, 1, end, CHUNK), 0)
+        for j in range(CHUNK):
+            e = exp_of_nonpositive(p_chunk[j] - lse)
+            p_chunk[j] = e
+            ds_chunk[j] = e * (ds_chunk[j] - delta)
+        end += CHUNK
+    p_row, ds_row = unit_stride_row(p, i), unit_stride_row(ds, i)
     for j in range(n, TILE):
-        p[j] = ds[j] = 0
+        p_row[j] = 0
+        ds_row[j] = 0
 
 
 @compiled
 def _row_dots(a: Array, b: Array) -> Array:
     """sum_c a [n, c] b [n, c] -> [n]."""
-    dots = np.zeros(a.shape[0], a.dtype)
+    dots = np.empty(a.shape[0], a.dtype)
     for i in range(a.shape[0]):
-        for c in range(a.shape[1]):
-            dots[i] += a[i, c] * b[i, c]
+        a_row, b_row = unit_stride_row(a, i), unit_stride_row(b, i)
+        dot = a.dtype.type(0)
+        for c in range(a_row.size):
+            dot += a_row[c] * b_row[c]
+        dots[i] = dot
     return dots

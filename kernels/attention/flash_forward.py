@@ -15,16 +15,18 @@ import math
 import numpy as np
 
 from mpiscale.backend import Array
-from mpiscale.kernels.attention.block_product import add_product
+from mpiscale.kernels.attention.block_product import add_weighted, write_scores
 from mpiscale.kernels.attention.tiles import (
     TILE,
+    diagonal_shift,
     load_tiles,
     load_transposed_tiles,
     tiles_of,
     visible_in_tile,
     visible_keys,
 )
-from mpiscale.kernels.exp import exp
+from mpiscale.kernels.exp import exp_of_nonpositive
+from mpiscale.kernels.gemm.views import unit_stride_row
 from mpiscale.kernels.row_maximum import maximum
 from mpiscale.kernels.threads import compiled, row_kernel
 
@@ -72,20 +74,26 @@ def _forward_head(
     total = np.empty(TILE, queries.dtype)
     for tile in range(queries.shape[0]):
         first = tile * TILE
-        last = min(first + TILE, tq) - 1
+        rows = min(TILE, tq - first)
         weighted[:], largest[:], total[:] = kind(0), kind(-np.inf), kind(0)
-        for key_tile in range(tiles_of(visible_keys(last, tq, tk, causal))):
-            scores[:] = kind(0)
-            add_product(queries[tile], keys[key_tile], scores)
-            for i in range(TILE):
+        seen_by_last = visible_keys(first + rows - 1, tq, tk, causal)
+        for key_tile in range(tiles_of(seen_by_last)):
+            shift = diagonal_shift(tile, key_tile, tq, tk, causal)
+            write_scores(queries[tile, :rows], keys[key_tile], scores[:rows], shift)
+            for i in range(rows):
                 seen = visible_keys(first + i, tq, tk, causal)
                 n = visible_in_tile(seen, key_tile)
                 total[i], largest[i] = _online_softmax(
-                    scores[i], n, total[i], largest[i], weighted[i]
+                    unit_stride_row(scores, i),
+                    n,
+                    total[i],
+                    largest[i],
+                    unit_stride_row(weighted, i),
                 )
-            add_product(scores, values[key_tile], weighted)
-        for i in range(last + 1 - first):
-            _finish_row(weighted[i], total[i], out[first + i])
+            add_weighted(scores[:rows], values[key_tile], weighted[:rows], shift)
+        for i in range(rows):
+            row, out_row = unit_stride_row(weighted, i), unit_stride_row(out, first + i)
+            _finish_row(row, total[i], out_row)
             lse[first + i] = largest[i] + math.log(total[i])
 
 
@@ -95,25 +103,24 @@ def _online_softmax(
 ) -> tuple[float, float]:
     """Turn the first n scores into e^(score - new maximum), the others into 0.
 
-    Scales `weighted` to the new maximum; gives the new sum and the new maximum.
+    Scales `weighted` to the new maximum; gives the new sum and the new maximum. Loops
+    over all TILE scores, a number that LLVM knows, are faster than over the first n.
     """
-    zero = scores.dtype.type(0)
-    new_largest = largest
-    for j in range(n):
-        new_largest = maximum(new_largest, scores[j])
+    zero, nothing = scores.dtype.type(0), scores.dtype.type(-np.inf)
     for j in range(n, TILE):
-        scores[j] = zero
-    if new_largest == -np.inf:  # nothing seen so far: -inf - (-inf) is NaN
-        for j in range(n):
-            scores[j] = zero
-        return total, largest
+        scores[j] = nothing
+    new_largest = largest
+    for j in range(TILE):
+        new_largest = maximum(new_largest, scores[j])
+    # Nothing seen so far: -inf - (-inf) would be NaN, -inf - 0 gives e^-inf = 0.
+    shift = new_largest if new_largest != nothing else zero
     added = zero
-    for j in range(n):
-        e = exp(scores[j] - new_largest)
+    for j in range(TILE):
+        e = exp_of_nonpositive(scores[j] - shift)
         scores[j] = e
         added += e
     if new_largest != largest:  # seldom, after the first tiles
-        rescale = exp(largest - new_largest)
+        rescale = exp_of_nonpositive(largest - shift)
         total *= rescale
         for c in range(weighted.size):
             weighted[c] *= rescale
@@ -125,5 +132,5 @@ def _finish_row(weighted: Array, total: float, out: Array) -> None:
     """out = weighted / total, or 0 if the query saw no key."""
     zero, one = weighted.dtype.type(0), weighted.dtype.type(1)
     factor = one / total if total != zero else zero
-    for c in range(weighted.size):
+    for c in range(out.size):
         out[c] = weighted[c] * factor

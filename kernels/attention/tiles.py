@@ -5,9 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from mpiscale.backend import Array
+from mpiscale.kernels.attention.block_product import write_transposed
+from mpiscale.kernels.gemm.packing import padded
+from mpiscale.kernels.gemm.views import unit_stride_row
 from mpiscale.kernels.threads import compiled
 
-TILE = 64  # positions; scores of 64 x 64 and the tiles they come from stay in the cache
+# Positions: scores of 96 x 96 and the tiles they come from stay in the L2 cache, and 96
+# is a multiple of the rows and columns of all register tiles.
+TILE = 96
+CHUNK = 32  # of scores, a divisor of TILE: loops of known length have no scalar rest
 
 
 @compiled
@@ -18,13 +24,19 @@ def tiles_of(length: int) -> int:
 
 @compiled
 def load_tiles(x: Array, scale: float) -> Array:
-    """scale x [t, d] -> [tiles, TILE, d]."""
+    """scale x [t, d] -> [tiles, TILE, padded(d)]; rows of x have unit stride."""
     length, width = x.shape
-    tiles = np.zeros((tiles_of(length), TILE, width), x.dtype)
-    for i in range(length):
-        row = tiles[i // TILE, i % TILE]
-        for c in range(width):
-            row[c] = scale * x[i, c]
+    zero = x.dtype.type(0)
+    tiles = np.empty((tiles_of(length), TILE, padded(width)), x.dtype)
+    rows = tiles.reshape(-1, tiles.shape[2])
+    for i in range(rows.shape[0]):
+        row = unit_stride_row(rows, i)
+        if i < length:
+            x_row = unit_stride_row(x, i)
+            for c in range(width):
+                row[c] = scale * x_row[c]
+        for c in range(width if i < length else 0, row.size):
+            row[c] = zero
     return tiles
 
 
@@ -32,11 +44,9 @@ def load_tiles(x: Array, scale: float) -> Array:
 def load_transposed_tiles(x: Array) -> Array:
     """x [t, d] -> [tiles, d, TILE], for products that run over positions."""
     length, width = x.shape
-    tiles = np.zeros((tiles_of(length), width, TILE), x.dtype)
-    for i in range(length):
-        tile = tiles[i // TILE]
-        for c in range(width):
-            tile[c, i % TILE] = x[i, c]
+    tiles = np.empty((tiles_of(length), width, TILE), x.dtype)
+    for tile in range(tiles.shape[0]):
+        write_transposed(x[tile * TILE : (tile + 1) * TILE], tiles[tile])
     return tiles
 
 
@@ -44,10 +54,11 @@ def load_transposed_tiles(x: Array) -> Array:
 def store_tiles(tiles: Array, scale: float, x: Array) -> None:
     """x [t, d] = scale tiles [tiles, TILE, d], without the padding."""
     length, width = x.shape
+    rows = tiles.reshape(-1, tiles.shape[2])
     for i in range(length):
-        row = tiles[i // TILE, i % TILE]
+        row, x_row = unit_stride_row(rows, i), unit_stride_row(x, i)
         for c in range(width):
-            x[i, c] = scale * row[c]
+            x_row[c] = scale * row[c]
 
 
 @compiled
@@ -60,3 +71,9 @@ def visible_keys(query: int, tq: int, tk: int, causal: bool) -> int:
 def visible_in_tile(visible: int, tile: int) -> int:
     """How many keys of this tile are among the first `visible` ones."""
     return max(0, min(TILE, visible - tile * TILE))
+
+
+@compiled
+def diagonal_shift(tile: int, key_tile: int, tq: int, tk: int, causal: bool) -> int:
+    """Row i of this block of scores sees columns up to i + shift."""
+    return (tile - key_tile) * TILE + tk - tq if causal else TILE

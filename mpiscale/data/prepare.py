@@ -91,5 +91,5 @@ def _make_folder(folder: Path) -> None:
     except OSError as error:
         raise InputError(
             f"cannot make the cache folder {folder}: {error.strerror}. "
-            "Choose a cache folder that can be written."
+            "Choose one that can be written with --cache DIR."
         ) from error

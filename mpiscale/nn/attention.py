@@ -36,6 +36,11 @@ class Attention(Module):
         check_heads_fit(width, heads, kv_heads)
         self.heads, self.kv_heads = heads, kv_heads
         self.head_size = width // heads
+        if rope_base is not None and self.head_size % 2:
+            raise InputError(
+                f"RoPE turns pairs of features, but width {width} / {heads} heads = "
+                f"{self.head_size} is odd: use another width or number of heads"
+            )
         self.rope_base = rope_base
         kv_width = kv_heads * self.head_size
         self.qkv = Linear(width, (width, kv_width, kv_width), init, bias)
@@ -65,4 +70,8 @@ def check_heads_fit(width: int, heads: int, kv_heads: int) -> None:
         if by < 1 or n % by:
             unit = "heads" if name == "width" else "key/value heads"
             detail = f": {n} = {n // by} x {by} + {n % by}" if by > 0 else ""
-            raise InputError(f"{name} {n} cannot be cut into {by} {unit}{detail}")
+            divisors = [d for d in range(1, n + 1) if n % d == 0]
+            raise InputError(
+                f"{name} {n} cannot be cut into {by} {unit}{detail}. Use one of "
+                f"{divisors} {unit}, or another {name}"
+            )

@@ -35,14 +35,18 @@ class VocabularyHead(Module):
 
 
 class CrossEntropyLoss(Module):
-    """Sum over the valid labels divided by their number in the global batch."""
+    """Sum over the valid labels divided by their number in the global batch.
+
+    Labels are smoothed in training only: an evaluation tells the plain loss.
+    """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Tensor, labels: Array, valid: int | None) -> Tensor:
         """logits [..., V], labels [...] -> scalar"""
-        return cross_entropy(logits, labels, valid, self.label_smoothing)
+        smoothing = self.label_smoothing if self.training else 0.0
+        return cross_entropy(logits, labels, valid, smoothing)
 
 
 class Sampler(Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from mpiscale.nn.parameter import Parameter
 
 
 class Module:
-    """A layer or model: attributes that are parameters or modules are its parts.
+    """A layer or model: its parts are attributes that are parameters, modules, or lists
+    of modules; other containers that hold some are refused, not overlooked.
 
     A parameter's full name is its path from the root, as in
     `blocks.0.attention.qkv.weight`. One that is reached by several paths (tied
@@ -34,6 +36,12 @@ class Module:
                 for i, item in enumerate(value):
                     if isinstance(item, Module):
                         yield f"{name}.{i}", item
+                    elif isinstance(item, Parameter):
+                        raise TypeError(_hidden(name, "a list of parameters"))
+            elif isinstance(value, (tuple, dict, set)):
+                items = value.values() if isinstance(value, dict) else value
+                if any(isinstance(item, (Module, Parameter)) for item in items):
+                    raise TypeError(_hidden(name, f"a {type(value).__name__}"))
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all below it, with full names."""
@@ -102,3 +110,21 @@ class Module:
                 )
         for name, parameter in own.items():
             parameter.data[...] = state[name]
+
+
+def _hidden(name: str, container: str) -> str:
+    return (
+        f"attribute {name!r} holds parts in {container}, where they have no names: use "
+        "a list of modules, or an attribute for each"
+    )
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards the mode in which the model was."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)

@@ -80,6 +80,11 @@ class Parameter(Tensor):
             )
         raise AttributeError(attribute)
 
+    def __repr__(self) -> str:
+        part = "" if self.shard is None else f", {self.shard}"
+        state = "" if "data" in self.__dict__ else ", no values yet"
+        return f"Parameter({self.name!r}, {self.full_shape}{part}{state})"
+
     @property
     def local_shape(self) -> Shape:
         """Shape of this rank's part."""

@@ -15,9 +15,9 @@ def relu(x: Tensor) -> Tensor:
     positive = x.data > 0
 
     def backward(grad: Array) -> tuple[Array]:
-        return (grad * positive,)
+        return (np.where(positive, grad, np.zeros((), grad.dtype)),)
 
-    return Tensor.from_op(x.data * positive, (x,), backward)
+    return Tensor.from_op(np.maximum(x.data, 0), (x,), backward)
 
 
 def tanh(x: Tensor) -> Tensor:

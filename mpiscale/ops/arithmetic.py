@@ -67,6 +67,16 @@ def negative(x: Tensor) -> Tensor:
     return Tensor.from_op(-x.data, (x,), backward)
 
 
+def power(x: Tensor, exponent: float) -> Tensor:
+    """y = x^n for a number n;  dx = n x^(n - 1) dy."""
+    data = x.data
+
+    def backward(grad: Array) -> tuple[Array]:
+        return (grad * (exponent * data ** (exponent - 1)).astype(grad.dtype),)
+
+    return Tensor.from_op((data**exponent).astype(data.dtype), (x,), backward)
+
+
 def exp(x: Tensor) -> Tensor:
     """y = e^x;  dx = y dy."""
     y = np.exp(x.data)

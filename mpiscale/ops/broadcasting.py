@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiscale.backend import Array
+from mpiscale.backend import Array, is_float
 from mpiscale.tensor import Tensor
 
 
@@ -28,6 +28,11 @@ def as_tensor(value: Tensor | Array | float, like: Tensor) -> Tensor:
         TypeError: if an array or tensor of another type is mixed in.
     """
     if isinstance(value, (bool, int, float)):
+        if isinstance(value, float) and not is_float(like.dtype):
+            raise TypeError(
+                f"{value} with a tensor of {like.dtype} would be cut to an integer: "
+                "make the tensor from floats"
+            )
         return Tensor(np.asarray(value, like.dtype))
     tensor = value if isinstance(value, Tensor) else Tensor(value)
     if tensor.dtype != like.dtype:

@@ -36,6 +36,13 @@ def gather(x: Tensor, indices: Array, axis: int = -1) -> Tensor:
     """
     shape, dtype = x.shape, x.dtype
     indices = np.asarray(indices)
+    expected = list(shape)
+    expected[axis] = indices.shape[axis] if indices.ndim == x.ndim else -1
+    if indices.shape != tuple(expected):
+        raise ValueError(
+            f"indices of shape {indices.shape} do not fit x {shape}: they must be "
+            f"alike but for axis {axis}"
+        )
 
     def backward(grad: Array) -> tuple[Array]:
         dx = np.zeros(shape, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpiscale.backend import FLOAT32, Array, is_half
+from mpiscale.kernels.gemm.product import product_into
 from mpiscale.ops.broadcasting import as_tensor, sum_to_shape
 from mpiscale.tensor import LazyGradient, Tensor
 
@@ -23,11 +24,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     x, y = a.data, b.data
 
     def backward(grad: Array) -> tuple[Array, Array]:
-        da = product(grad, np.swapaxes(y, -1, -2))
-        db = product(np.swapaxes(x, -1, -2), grad)
+        da = batched_product(grad, np.swapaxes(y, -1, -2))
+        db = batched_product(np.swapaxes(x, -1, -2), grad)
         return sum_to_shape(da, x.shape), sum_to_shape(db, y.shape)
 
-    return Tensor.from_op(product(x, y), (a, b), backward)
+    return Tensor.from_op(batched_product(x, y), (a, b), backward)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,17 +36,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Backward:  dx = dy W^T,  dW = x^T dy,  db = sum of dy over the rows.
     """
+    _check_operands(x, weight, "weight", axis=0)
     n, m = weight.shape
-    _check_width(x, n, "weight", weight.shape)
+    if bias is not None and (bias.shape, bias.dtype) != ((m,), x.dtype):
+        raise ValueError(
+            f"bias of shape {bias.shape} and {bias.dtype} does not fit weight "
+            f"{weight.shape}: expected ({m},) and {x.dtype}"
+        )
     rows, w = x.data.reshape(-1, n), weight.data
-    y = product(rows, w)
+    y = np.empty((rows.shape[0], m), x.dtype)
     if bias is not None:
-        y += bias.data
+        y[:] = bias.data  # the product is added to it: one pass over y less
+    product_into(rows, w, y, accumulate=bias is not None)
     x_shape, wants_dx = x.shape, x.requires_grad
 
     def backward(grad: Array) -> tuple[Array | LazyGradient | None, ...]:
         dy = grad.reshape(-1, m)
-        dx = product(dy, w.T).reshape(x_shape) if wants_dx else None
+        dx = matrix_product(dy, w.T).reshape(x_shape) if wants_dx else None
         dw = lazy_product(rows.T, dy)
         return (dx, dw) if bias is None else (dx, dw, dy.sum(axis=0))
 
@@ -59,43 +66,51 @@ def vocabulary_logits(x: Tensor, table: Tensor) -> Tensor:
     The table is an embedding's (tied) or the head's own.
     Backward:  dx = dlogits table,  dtable = dlogits^T x.
     """
+    _check_operands(x, table, "table", axis=1)
     v, d = table.shape
-    _check_width(x, d, "table", table.shape)
     rows, e = x.data.reshape(-1, d), table.data
     x_shape = x.shape
 
     def backward(grad: Array) -> tuple[Array, LazyGradient]:
         dlogits = grad.reshape(-1, v)
-        return product(dlogits, e).reshape(x_shape), lazy_product(dlogits.T, rows)
+        dx = matrix_product(dlogits, e).reshape(x_shape)
+        return dx, lazy_product(dlogits.T, rows)
 
-    logits = product(rows, e.T).reshape(*x.shape[:-1], v)
+    logits = matrix_product(rows, e.T).reshape(*x.shape[:-1], v)
     return Tensor.from_op(logits, (x, table), backward)
 
 
-def product(a: Array, b: Array) -> Array:
+def batched_product(a: Array, b: Array) -> Array:
     """a b; 16-bit operands are multiplied in float32 and rounded once."""
     if is_half(a.dtype):
         return np.matmul(a.astype(FLOAT32), b.astype(FLOAT32)).astype(a.dtype)
     return np.matmul(a, b)
 
 
+def matrix_product(a: Array, b: Array) -> Array:
+    """a [m, k] b [k, n] -> [m, n], by the library's own kernel"""
+    out: Array = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    product_into(a, b, out)
+    return out
+
+
 def lazy_product(a: Array, b: Array) -> LazyGradient:
     """The product a b, to be written or added where it belongs."""
 
     def write(out: Array, accumulate: bool) -> None:
-        if accumulate:
-            out += product(a, b)
-        elif out.dtype == a.dtype and not is_half(a.dtype):
-            np.matmul(a, b, out=out)
-        else:
-            out[...] = product(a, b)
+        product_into(a, b, out, accumulate)
 
     return LazyGradient(write, (a.shape[0], b.shape[1]), a.dtype)
 
 
-def _check_width(x: Tensor, n: int, name: str, shape: tuple[int, ...]) -> None:
-    if x.shape[-1:] != (n,):
+def _check_operands(x: Tensor, matrix: Tensor, name: str, axis: int) -> None:
+    """Refuse an x whose last axis is not as long as `axis` of the matrix."""
+    if matrix.ndim != 2:
+        raise ValueError(f"{name} must be a matrix, got shape {matrix.shape}")
+    if x.dtype != matrix.dtype:
+        raise TypeError(f"x is of {x.dtype} and {name} of {matrix.dtype}: cast one")
+    if x.shape[-1:] != (matrix.shape[axis],):
         raise ValueError(
-            f"x of shape {x.shape} does not fit {name} {shape}: its last axis must "
-            f"have length {n}"
+            f"x of shape {x.shape} does not fit {name} {matrix.shape}: its last axis "
+            f"must have length {matrix.shape[axis]}"
         )

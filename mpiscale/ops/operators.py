@@ -17,6 +17,7 @@ def bind() -> None:
         "__rmul__": arithmetic.multiply,
         "__truediv__": arithmetic.divide,
         "__rtruediv__": lambda b, a: arithmetic.divide(a, b),
+        "__pow__": arithmetic.power,
         "__matmul__": matmul.matmul,
         "__neg__": arithmetic.negative,
         "__getitem__": indexing.index,

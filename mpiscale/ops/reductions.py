@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from mpiscale.backend import Array, accumulation_dtype
+from mpiscale.backend import Array, accumulation_dtype, is_float
 from mpiscale.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
@@ -15,7 +15,8 @@ Axis = int | tuple[int, ...] | None
 def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """y = sum of x over `axis` (all axes if None);  dx = dy, repeated."""
     axes, shape = _axes(axis, x.ndim), x.shape
-    total = x.data.sum(axis=axes, keepdims=keepdims, dtype=accumulation_dtype(x.dtype))
+    wide = accumulation_dtype(x.dtype) if is_float(x.dtype) else x.dtype
+    total = x.data.sum(axis=axes, keepdims=keepdims, dtype=wide)
 
     def backward(grad: Array) -> tuple[Array]:
         return (_spread(grad, axes, shape).copy(),)
@@ -27,6 +28,7 @@ def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """y = mean of x over `axis`;  dx = dy / n, repeated.
 
     Raises:
+        TypeError: if the elements are integers, whose mean is none.
         ValueError: if there is nothing to average.
     """
     axes, shape = _axes(axis, x.ndim), x.shape

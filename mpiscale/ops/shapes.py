@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpiscale.backend import Array, DType
+from mpiscale.backend import Array, DType, is_float
 from mpiscale.tensor import Tensor
 
 
@@ -55,6 +55,7 @@ def split(x: Tensor, sizes: Sequence[int], axis: int = -1) -> list[Tensor]:
 
 def concatenate(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
     """Put tensors side by side along `axis`; each gets its piece of the gradient."""
+    _check_one_type(tensors)
     ends = np.cumsum([x.shape[axis] for x in tensors])[:-1]
 
     def backward(grad: Array) -> tuple[Array, ...]:
@@ -66,6 +67,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Put tensors of one shape along a new axis."""
+    _check_one_type(tensors)
     n = len(tensors)
 
     def backward(grad: Array) -> tuple[Array, ...]:
@@ -77,8 +79,16 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def cast(x: Tensor, dtype: DType) -> Tensor:
     """The same values in another floating-point type; the gradient is cast back."""
     before = x.dtype
+    if not is_float(np.dtype(dtype)):
+        raise TypeError(f"cast to a floating-point type, got {np.dtype(dtype)}")
 
     def backward(grad: Array) -> tuple[Array]:
         return (grad.astype(before),)
 
     return Tensor.from_op(x.data.astype(dtype), (x,), backward)
+
+
+def _check_one_type(tensors: Sequence[Tensor]) -> None:
+    types = sorted({str(x.dtype) for x in tensors})
+    if len(types) > 1:
+        raise TypeError(f"tensors of types {' and '.join(types)}: cast them to one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -33,6 +34,8 @@ class TrainConfig:
     """Type of parameters and arithmetic."""
     data: Path | None = None
     """A text file or a folder of them; default: the source of Python's library."""
+    cache: Path | None = None
+    """Folder for prepared text; default: ~/.cache/mpiscale."""
     out: Path = Path("runs/example")
     """Folder for metrics.jsonl and the loss curve."""
 
@@ -46,6 +49,8 @@ class TrainConfig:
     """Attention heads."""
     kv_heads: int | None = None
     """Key/value heads, a divisor of heads; default: as many as heads."""
+    hidden: int | None = None
+    """Features inside Llama's MLP; default: about 8/3 width."""
     vocab: int = 256
     """256: bytes; more: a byte-pair encoding of that size is trained on the data."""
     length: int = 128
@@ -91,7 +96,13 @@ class TrainConfig:
             InputError: names the flag, the value and what is expected.
         """
         at_least = {"steps": 1, "layers": 1, "width": 1, "heads": 1, "length": 1}
-        at_least |= {"batch": 1, "warmup": 0, "log_every": 1, "sample": 0}
+        at_least |= {
+            "batch": 1,
+            "warmup": 0,
+            "log_every": 1,
+            "sample": 0,
+            "eval_batches": 0,
+        }
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
@@ -105,12 +116,20 @@ class TrainConfig:
                     f"--{flag} must be in [0, 1), got {getattr(self, name)}"
                 )
         for name in ("lr", "clip"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise InputError(
-                    f"--{name} must be positive, got {getattr(self, name)}"
+                    f"--{name} must be positive and finite, got {getattr(self, name)}"
+                )
+        for name in ("temperature", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                flag = name.replace("_", "-")
+                raise InputError(
+                    f"--{flag} must be at least 0, got {getattr(self, name)}"
                 )
         if self.model == "llama" and self.dropout:
             raise InputError("--dropout is for --model gpt: Llama has none")
+        if self.model == "gpt" and self.hidden is not None:
+            raise InputError("--hidden is for --model llama: GPT-2's MLP is 4 width")
 
     def build_model(self, vocabulary: int) -> GPT | Llama:
         """The serial model; its parameters are shapes until they are materialised."""
@@ -123,7 +142,7 @@ class TrainConfig:
                     width=self.width,
                     heads=self.heads,
                     kv_heads=self.kv_heads,
-                    hidden=_llama_hidden(self.width),
+                    hidden=self.hidden or _llama_hidden(self.width),
                     tied=self.tied,
                     label_smoothing=self.label_smoothing,
                 )
@@ -180,7 +199,9 @@ def parse(
 def _parse_here(
     description: str, defaults: TrainConfig, args: Sequence[str] | None
 ) -> TrainConfig:
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, usage="--config FILE.yaml"
+    )
     finder.add_argument("--config", type=Path)
     found, flags = finder.parse_known_args(args)
     if found.config is not None:
@@ -197,7 +218,7 @@ def yaml_flags(path: Path) -> list[str]:
     """
     try:
         settings = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"cannot read --config {path}: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(
@@ -212,6 +233,10 @@ def yaml_flags(path: Path) -> list[str]:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known: {known}"
             raise InputError(f"--config {path}: unknown key {key!r}; {hint}")
+        if not isinstance(value, (str, int, float, type(None))):
+            raise InputError(
+                f"--config {path}: {key} must be a single value, got {value!r}"
+            )
         flags += _as_flag(name.replace("_", "-"), value)
     return flags
 

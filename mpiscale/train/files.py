@@ -16,10 +16,10 @@ def open_data(world: World, config: TrainConfig) -> TokenFile:
     """The token file; one rank of each node makes it if it is not cached yet."""
 
     def make() -> None:
-        prepare(config.data, config.vocab)
+        prepare(config.data, config.vocab, config.cache)
 
     on_some_ranks(world.comm, world.local_rank == 0, make)
-    tokens = TokenFile(prepare(config.data, config.vocab))
+    tokens = TokenFile(prepare(config.data, config.vocab, config.cache))
     digests = world.comm.allgather((tokens.digest, world.node))
     others = [node for digest, node in digests if digest != digests[0][0]]
     if others:

@@ -6,6 +6,7 @@ import numpy as np
 
 from mpiscale.data.tokenizer import Tokenizer
 from mpiscale.nn.language_model import LanguageModel
+from mpiscale.nn.module import evaluating
 from mpiscale.nn.placement import Placement
 from mpiscale.rng import stream_key
 from mpiscale.tensor import no_grad
@@ -26,8 +27,7 @@ def generate(
     this and gets the same text.
     """
     ids = list(tokenizer.encode(prompt)) or [tokenizer.separator]
-    model.eval()
-    with no_grad():
+    with evaluating(model), no_grad():
         for i in range(tokens):
             window = np.array([ids[-model.length :]], np.int64)
             placement = Placement.whole(1, window.shape[1])
@@ -37,5 +37,4 @@ def generate(
             ids.append(model.sampler(logits, temperature, key))
             if ids[-1] == tokenizer.separator:
                 break
-    model.train()
     return tokenizer.decode(np.array(ids))

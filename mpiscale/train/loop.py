@@ -14,8 +14,10 @@ from mpiscale.comm.launcher import stdout_is_terminal
 from mpiscale.comm.world import World
 from mpiscale.data.batches import Batch, Batches
 from mpiscale.data.token_file import Split, TokenFile
+from mpiscale.errors import NotFiniteError
 from mpiscale.nn.flat import FlatParameters, materialize
 from mpiscale.nn.language_model import LanguageModel
+from mpiscale.nn.module import evaluating
 from mpiscale.nn.placement import Noise, Placement
 from mpiscale.optim.adamw import AdamW
 from mpiscale.optim.clip import clip
@@ -67,15 +69,15 @@ class Trainer:
         """Train on one batch as step k = 1, 2, ...; return (loss, gradient norm).
 
         Raises:
-            FloatingPointError: if the loss is not finite; parameters stay as they were
-                and are written to the run's folder.
+            NotFiniteError: if the loss or the gradient's norm is not finite; parameters
+                stay as they were and are written to the run's folder.
         """
         ledger = self.world.comm.ledger
         self.flat.zero_grad()
         with ledger.phase("forward"):
             noise = Noise(self.config.seed, k)
             loss = batch_loss(self.model, batch, self.config.length, noise)
-        self._stop_unless_finite(k, loss.item())
+        self._stop_unless_finite(k, "loss", loss.item())
         if self.config.profile == "memory" and self.activations is None:
             self.activations = saved_bytes(loss, (self.flat.data, self.flat.grad))
         with ledger.phase("backward"):
@@ -84,6 +86,7 @@ class Trainer:
             grad = self.flat.complete_grad()
             synchronise(self.flat.parameters)
             norm = gradient_norm(self.flat.parameters, self.model_group)
+            self._stop_unless_finite(k, "gradient norm", norm)
             clip(grad, norm, self.config.clip)
             self.optimizer.step(self.schedule(k))
         return loss.item(), norm
@@ -91,13 +94,12 @@ class Trainer:
     def evaluate(self, batches: Batches) -> float:
         """Loss over the first batches of the validation split, in nats per token."""
         total, tokens = 0.0, 0
-        self.model.eval()
-        with no_grad(), self.world.comm.ledger.phase("evaluation"):
+        phase = self.world.comm.ledger.phase("evaluation")
+        with evaluating(self.model), no_grad(), phase:
             for batch in batches.evaluation_batches(self.config.eval_batches):
                 loss = batch_loss(self.model, batch, self.config.length)
                 total += loss.item() * batch.valid
                 tokens += batch.valid
-        self.model.train()
         return total / max(tokens, 1)
 
     def memory(self, before: int) -> MemoryReport:
@@ -111,14 +113,17 @@ class Trainer:
             peak=peak_resident_bytes(),
         )
 
-    def _stop_unless_finite(self, k: int, loss: float) -> None:
-        if math.isfinite(loss):
+    def _stop_unless_finite(self, k: int, what: str, value: float) -> None:
+        """Loss and norm are the same on all ranks, so all ranks stop, or none."""
+        if math.isfinite(value):
             return
-        rank, folder = self.world.rank, self.config.out
-        path = save_last_state(folder, rank, k - 1, self.flat, self.optimizer)
-        raise FloatingPointError(
-            f"loss is {loss} in step {k} on rank {rank}; the state after step {k - 1} "
-            f"is kept in {path}. Lower --lr, or look at that step's data"
+        folder, size = self.config.out, self.world.size
+        save_last_state(folder, self.world.rank, k - 1, self.flat, self.optimizer)
+        ranks = f"all {size} ranks" if size > 1 else "rank 0"
+        raise NotFiniteError(
+            f"{what} is {value} in step {k} on {ranks}; the state after step {k - 1} "
+            f"is kept in {folder}/last_state-rank*.h5. Lower --lr, or look at that "
+            "step's data"
         )
 
 
@@ -148,13 +153,13 @@ def train(
         mesh: the layout in words.
         traffic: what the strategy sends in a step, by its formula.
     """
+    model = build(config, config.vocab, model_group)  # refuses what can't be cut
     with open_data(world, config) as tokens:
         batches = _batches(tokens, "train", config)
         held_out = _batches(tokens, "validation", config)
-        model = build(config, tokens.vocabulary, model_group)
-        make_folder(world, config.out)  # after all that may be refused
-        compile_kernels(world, config, build)
+        make_folder(world, config.out)
         before = peak_resident_bytes()
+        compile_kernels(world, config, build)
         flat = materialize(model, config.seed, config.numpy_dtype)
         trainer = Trainer(
             world,

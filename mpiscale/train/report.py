@@ -46,7 +46,7 @@ def describe_run(
         f"{heads}, vocabulary {model.vocabulary}, {config.dtype}",
         "parameters": f"{total:,} in total, {held:,} on rank 0",
         "data": f"{data}; {config.batch} x {config.length} tokens a step",
-        "sent": f"{traffic.sent_bytes:,} bytes per step and rank",
+        "sent": f"{traffic.sent_bytes:,} bytes per step by rank 0",
         "": f"= {traffic.formula}",
     }
     indented = {

@@ -37,10 +37,11 @@ def compile_kernels(world: World, config: TrainConfig, build: Build) -> None:
 
 
 def _one_layer_step(config: TrainConfig, build: Build, alone: Communicator) -> None:
-    """A training step on one rank: the run's types and sizes, but one layer.
+    """A training step on one rank: the run's types and batch, one layer, not cut.
 
-    The sizes matter: whether a kernel runs on several threads depends on them, and the
-    version for several threads is compiled apart.
+    Sizes matter: whether a kernel runs on several threads depends on them, and the
+    version for several threads is compiled apart. This rank holds a whole layer and the
+    whole embedding for as long as that takes.
     """
     model = build(replace(config, layers=1), config.vocab, alone)
     flat = materialize(model, config.seed, config.numpy_dtype)

@@ -180,8 +180,10 @@ def fresh(function, *signature):
         ("_gelu_backward_elements", [1, 1, 1], "vfmadd"),
         ("_gelu_tanh_elements", [1, 1], "vdivps"),
         ("_swiglu_rows", [2, 2], "vdivps"),
-        ("_rms_norm_backward_blocks", [2, 2, 1, None, 2, 2], "vcvtps2pd"),
-        ("_layer_norm_rows", [2, 1, 1, 0, 2, None, None], "vcvtps2pd"),
+        ("_softmax_backward_rows", [2, 2, 2], "vfmadd"),
+        ("_rms_norm_backward_blocks", [2, 2, 1, None, 2, 2], "vfmadd"),
+        ("_layer_norm_rows", [2, 1, 1, 0, 2, None, None], "vfmadd"),
+        ("_layer_norm_backward_blocks", [2, 2, 1, None, None, 2, 2, 2], "vfmadd"),
         ("_adamw_elements", [1, 1, 1, 1] + 6 * ["f"], "vsqrtps"),
     ],
 )
@@ -195,6 +197,20 @@ def test_compiled_loops_are_vectorised(function, args, instruction):
     }
     signature = types.int64, types.int64, *(kinds[a] for a in args)
     assert wide_instructions(fresh(ROW_KERNELS[function].body, *signature), instruction)
+
+
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 instructions"
+)
+def test_norm_loops_neither_convert_nor_divide():
+    """A mean's division by n, if left in the type of x, is moved into the loop."""
+    x, vector = float_array(2), float_array(1)
+    statistic = types.Array(types.float64, 1, "C")
+    arguments = x, x, vector, statistic, statistic, x, x, x
+    body = ROW_KERNELS["_layer_norm_backward_blocks"].body
+    kernel = fresh(body, types.int64, types.int64, *arguments)
+    assert not wide_instructions(kernel, "vcvtps2pd")
+    assert not wide_instructions(kernel, "vdivps")
 
 
 @pytest.mark.skipif(

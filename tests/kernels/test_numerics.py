@@ -64,9 +64,41 @@ def test_layer_norm_survives_a_large_mean(version, mean, width):
     expected = wide - wide.mean(axis=1, keepdims=True)
     expected /= np.sqrt((expected**2).mean(axis=1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(y[0], expected[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(y[1], 0, atol=1e-6)
+    np.testing.assert_array_equal(y[1], 0)
     backward = both(norm, "layer_norm_backward", version)
     assert all(np.isfinite(g).all() for g in backward(x, x, gain, centre, rstd))
+
+
+@BOTH
+def test_layer_norm_of_an_almost_constant_row_is_right(version):
+    x = np.full((1, 4096), 1e9, np.float32)
+    x[0, 5] = np.nextafter(x[0, 5], np.float32(INF))  # by 64: the variance is almost 1
+    y, _, _ = both(norm, "layer_norm", version)(x, np.ones_like(x[0]), None, 1e-5)
+    wide = x - x.mean(axis=1, dtype=np.float64, keepdims=True)
+    np.testing.assert_allclose(y, wide / np.sqrt(np.mean(wide**2) + 1e-5), 1e-5)
+
+
+@BOTH
+def test_layer_norm_of_a_row_with_nan_or_infinity_shows_it(version):
+    x = np.zeros((2, 40), np.float32)
+    x[:, 3] = np.nan, INF
+    with np.errstate(invalid="ignore"):
+        y, _, _ = both(norm, "layer_norm", version)(x, np.ones_like(x[0]), None, 1e-5)
+    assert np.isnan(y).all()
+
+
+@BOTH
+def test_layer_norm_gradient_of_a_row_far_from_zero_is_right(version):
+    """A mean rounded to float32 shifts the row by up to 0.03 of its spread."""
+    x, dy = np.random.default_rng(0).standard_normal((2, 3, 33)).astype(np.float32)
+    x += np.float32(1e6)
+    gain = np.linspace(0.5, 2, 33, dtype=np.float32)
+    _, mean, rstd = norm.layer_norm_reference(x.astype(np.float64), gain, None, 1e-5)
+    got = both(norm, "layer_norm_backward", version)(dy, x, gain, mean, rstd)
+    wide = (a.astype(np.float64) for a in (dy, x, gain))
+    expected = norm.layer_norm_backward_reference(*wide, mean, rstd)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @BOTH
@@ -158,6 +190,12 @@ def exp_of_each(x, y):
 
 
 @compiled
+def exp_of_each_nonpositive(x, y):
+    for i in range(x.size):
+        y[i] = exp.exp_of_nonpositive(x[i])
+
+
+@compiled
 def normal_of_each(x, cdf, density):
     for i in range(x.size):
         cdf[i], density[i] = exp.normal_cdf_and_density(x[i])
@@ -179,10 +217,33 @@ def test_float32_exp_at_its_edges_equals_numpy():
         np.testing.assert_allclose(y, np.exp(x), rtol=2e-7)
 
 
+def test_float32_exp_of_nonpositive_numbers_equals_numpy_and_ends_in_zeros():
+    x = np.linspace(-87.3, 0, 1_000_003).astype(np.float32)
+    y = np.empty_like(x)
+    exp_of_each_nonpositive(x, y)
+    np.testing.assert_allclose(y, np.exp(x.astype(np.float64)), rtol=2e-7)
+    edges = np.array([-87.4, -89, -1e4, -1e30, -INF, np.nan, -0.0], np.float32)
+    y = np.empty_like(edges)
+    exp_of_each_nonpositive(edges, y)
+    np.testing.assert_array_equal(y, [0, 0, 0, 0, 0, np.nan, 1])
+
+
 def test_float32_normal_distribution_has_a_small_relative_error():
-    x = np.linspace(-8, 8, 10_001).astype(np.float32)
+    x = np.linspace(-13, 13, 100_001).astype(np.float32)
     cdf, density = np.empty_like(x), np.empty_like(x)
     normal_of_each(x, cdf, density)
-    expected = [exp.normal_cdf_and_density(float(a)) for a in x]
-    np.testing.assert_allclose(cdf, [c for c, _ in expected], rtol=5e-6)
-    np.testing.assert_allclose(density, [d for _, d in expected], rtol=5e-6)
+    for got, expected in zip(
+        (cdf, density),
+        np.transpose([exp.normal_cdf_and_density(float(a)) for a in x]),
+        strict=True,
+    ):
+        error = np.abs(got / expected - 1)
+        assert (error / (1 + np.square(x) / 4)).max() < 5e-7
+
+
+def test_float32_normal_distribution_far_out_is_zero_or_one():
+    x = np.array([-INF, -1e30, -14, 14, 1e30, INF, np.nan], np.float32)
+    cdf, density = np.empty_like(x), np.empty_like(x)
+    normal_of_each(x, cdf, density)
+    np.testing.assert_array_equal(cdf, [0, 0, 0, 1, 1, 1, np.nan])
+    np.testing.assert_array_equal(density, [0, 0, 0, 0, 0, 0, np.nan])

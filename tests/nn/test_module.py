@@ -1,6 +1,7 @@
 """Names, state, modes and values of modules."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from mpiscale.models.llama import Llama, LlamaConfig
 from mpiscale.nn.attention import Attention
 from mpiscale.nn.flat import materialize
 from mpiscale.nn.layers import Dropout, Linear
+from mpiscale.nn.module import Module, evaluating
 from mpiscale.nn.parameter import Constant
 from mpiscale.nn.placement import Noise, Placement
 from mpiscale.tensor import Tensor
@@ -125,6 +127,39 @@ def test_a_part_of_the_batch_gets_its_part_of_the_mask():
     np.testing.assert_array_equal(part.data, expected)
 
 
+def test_parts_in_containers_without_names_are_refused():
+    class Hidden(Module):
+        def __init__(self, parts):
+            self.parts = parts
+
+    layer = Linear(2, (2,), INIT)
+    for parts in ((layer,), {"a": layer}, [layer.weight]):
+        with pytest.raises(TypeError, match="'parts' holds parts in a"):
+            list(Hidden(parts).parameters())
+    assert len(list(Hidden([layer]).parameters())) == 2
+
+
+def test_evaluation_gives_the_mode_back_and_does_not_smooth():
+    model = GPT(replace(SMALL, label_smoothing=0.5))
+    materialize(model, 0, FLOAT64)
+    tokens = np.arange(12).reshape(2, 6) % 11
+    placement = Placement.whole(2, 6)
+    smoothed = model.loss(tokens, tokens, placement).item()
+    with evaluating(model):
+        plain = model.loss(tokens, tokens, placement).item()
+    assert model.training and model.blocks[0].dropout1.training
+    assert smoothed != plain
+    model.loss_function.label_smoothing = 0.0
+    assert model.loss(tokens, tokens, placement).item() == plain
+
+
+def test_a_parameter_can_be_printed_before_it_has_values():
+    model = GPT(SMALL)
+    assert "(11, 8), no values yet" in repr(model.head.weight)
+    materialize(model, 0, FLOAT64)
+    assert repr(model.head.weight) == "Parameter('token_embedding.weight', (11, 8))"
+
+
 def test_heads_that_do_not_divide_are_refused_with_the_arithmetic():
     with pytest.raises(
         InputError, match=r"width 10 cannot be cut into 4 heads: 10 = 2 x 4 \+ 2"
@@ -134,6 +169,8 @@ def test_heads_that_do_not_divide_are_refused_with_the_arithmetic():
         InputError, match="heads 6 cannot be cut into 4 key/value heads"
     ):
         Attention(12, 6, 4, INIT, INIT)
+    with pytest.raises(InputError, match=r"12 / 4 heads = 3 is odd"):
+        Attention(12, 4, None, INIT, INIT, rope_base=1e4)
     with pytest.raises(InputError, match="into 0 heads"):
         Attention(10, 0, None, INIT, INIT)
 

@@ -215,6 +215,9 @@ def test_ids_and_labels_outside_the_vocabulary_are_refused_by_all_ranks():
             model.embedding(np.array([[0, wrong]]))
         with pytest.raises(ValueError, match=rf"label {wrong} at index \(0, 1\)"):
             model.loss_function(model.head(hidden), np.array([[0, wrong]]), None)
+    few_bits = model.embedding(np.array([[v - 1, 0]], np.uint8)).data
+    many_bits = model.embedding(np.array([[v - 1, 0]])).data
+    np.testing.assert_array_equal(few_bits, many_bits)
     fine = np.array([[v - 1, IGNORE]])
     model.loss_function(model.head(hidden), fine, None)
     comm.Barrier()  # nobody was left in a collective

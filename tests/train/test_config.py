@@ -71,6 +71,12 @@ def test_files_that_are_no_settings_are_refused(tmp_path):
     path.write_text("- 1\n")
     with pytest.raises(InputError, match="must hold `name: value` lines, got list"):
         yaml_flags(path)
+    path.write_text("lr: [1, 2]\n")
+    with pytest.raises(InputError, match=r"list\.yaml: lr must be a single value"):
+        yaml_flags(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="cannot read"):
+        yaml_flags(path)
     path.write_text("a: [\n")
     with pytest.raises(InputError, match="cannot read"):
         yaml_flags(path)
@@ -85,7 +91,13 @@ def test_files_that_are_no_settings_are_refused(tmp_path):
         ({"dropout": 1.0}, r"--dropout must be in \[0, 1\), got 1.0"),
         ({"lr": 0.0}, "--lr must be positive"),
         ({"lr": float("nan")}, "--lr must be positive"),
+        ({"lr": float("inf")}, "--lr must be positive and finite"),
+        ({"temperature": -1.0}, "--temperature must be at least 0"),
+        ({"temperature": float("nan")}, "--temperature must be at least 0"),
+        ({"weight_decay": -1.0}, "--weight-decay must be at least 0"),
+        ({"eval_batches": -1}, "--eval-batches must be at least 0"),
         ({"model": "llama", "dropout": 0.1}, "Llama has none"),
+        ({"hidden": 8}, "--hidden is for --model llama"),
     ],
 )
 def test_values_that_no_run_can_use_are_refused(change, message):

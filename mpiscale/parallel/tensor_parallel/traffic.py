@@ -59,6 +59,8 @@ def step_traffic(
         f" + {norm} B for the gradient norm\n"
         f"with p = {p} ranks, N = {n} tokens, L = {layers} layers, d = {width}"
     )
+    if any(k % p for k in sizes):
+        formula += "\non average over the ranks: p does not divide all of it"
     return StepTraffic(sent + norm, formula)
 
 

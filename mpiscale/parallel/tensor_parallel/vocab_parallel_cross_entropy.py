@@ -32,13 +32,14 @@ class VocabParallelCrossEntropy(Module):
 
     def forward(self, logits: Tensor, labels: Array, valid: int | None) -> Tensor:
         """logits [..., V / p], labels [...] global ids -> scalar, alike on all ranks"""
-        vocabulary, smoothing = self.vocabulary, self.label_smoothing
+        vocabulary = self.vocabulary
+        smoothing = self.label_smoothing if self.training else 0.0
         flat_labels, counts, valid = prepare_labels(labels, logits, vocabulary, valid)
         columns = logits.shape[-1]
         first = self.comm.rank * columns
         flat = logits.data.reshape(-1, columns)
         log_normalizer, target, logit_sum = self._global_statistics(
-            *logits_statistics(flat, flat_labels, first, vocabulary)
+            *logits_statistics(flat, flat_labels, first, vocabulary), smoothing > 0
         )
         losses = token_losses(log_normalizer, target, logit_sum, vocabulary, smoothing)
         shape = logits.shape
@@ -53,13 +54,18 @@ class VocabParallelCrossEntropy(Module):
         return Tensor.from_op(mean_of_valid(losses, counts, valid), (logits,), backward)
 
     def _global_statistics(
-        self, maximum: Array, sum_exp: Array, target: Array, logit_sum: Array
+        self,
+        maximum: Array,
+        sum_exp: Array,
+        target: Array,
+        logit_sum: Array,
+        smoothed: bool,
     ) -> tuple[Array, Array, Array]:
         """(log normalizer, target logit, sum of logits) of the whole vocabulary."""
         top = np.empty_like(maximum)
         self.comm.Allreduce(maximum, top, op=MPI.MAX)
         terms = [sum_exp * np.exp(maximum - top), target]
-        if self.label_smoothing:
+        if smoothed:
             terms.append(logit_sum)
         total = all_reduce(np.stack(terms), self.comm)
         return top + np.log(total[0]), total[1], total[-1]

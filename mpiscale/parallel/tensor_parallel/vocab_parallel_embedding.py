@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mpiscale.backend import Array
 from mpiscale.comm.communicator import Communicator
 from mpiscale.nn.language_model import VocabularyHead
@@ -35,7 +37,7 @@ class VocabParallelEmbedding(Module):
         check_ids(ids, self.vocabulary, "token id")  # by everybody: an alien id has
         first = self.comm.rank * self.weight.shape[0]  # no owner who would notice
         return leave_tensor_parallel(
-            _local_embedding(self.weight, ids - first), self.comm
+            _local_embedding(self.weight, ids.astype(np.int64) - first), self.comm
         )
 
 
