@@ -230,6 +230,7 @@ def _layer_norm_backward_blocks(
                 g = dy_row[j] * gain[j]
                 sum_g += g
                 sum_gz += g * ((x_row[j] - centre) * scale + shift)
+            # / n gives float64: a division in the type of x would move into the loop.
             mean_g = x.dtype.type(sum_g / n)
             mean_gz = x.dtype.type(sum_gz / n)
             for j in range(n):

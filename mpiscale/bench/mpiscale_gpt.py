@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpiscale.backend import FLOAT32
+from mpiscale.backend import FLOAT32, keep_freed_memory
 from mpiscale.bench.contender import GEMM_SIZE, Settings, serve
 from mpiscale.bench.machine import blas_libraries
 from mpiscale.bench.shapes import batch
@@ -30,7 +30,8 @@ class MpiscaleGPT:
     name = "mpiscale"
 
     def __init__(self, settings: Settings) -> None:
-        apply_threads(settings.threads)
+        apply_threads(settings.threads)  # both as `comm/world.py` does at every start
+        keep_freed_memory()
         self.details = [
             f"kernels: {implementation()}, numpy {np.__version__}, "
             f"Python {platform.python_version()}",

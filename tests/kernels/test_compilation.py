@@ -202,13 +202,29 @@ def test_compiled_loops_are_vectorised(function, args, instruction):
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 instructions"
 )
-def test_norm_loops_neither_convert_nor_divide():
-    """A mean's division by n, if left in the type of x, is moved into the loop."""
-    x, vector = float_array(2), float_array(1)
-    statistic = types.Array(types.float64, 1, "C")
-    arguments = x, x, vector, statistic, statistic, x, x, x
-    body = ROW_KERNELS["_layer_norm_backward_blocks"].body
-    kernel = fresh(body, types.int64, types.int64, *arguments)
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        ("_layer_norm_rows", "matrix vector vector eps matrix sums sums"),
+        (
+            "_layer_norm_backward_blocks",
+            "matrix matrix vector sums sums matrix matrix matrix",
+        ),
+        ("_rms_norm_rows", "matrix vector eps matrix sums"),
+        ("_rms_norm_backward_blocks", "matrix matrix vector sums matrix matrix"),
+    ],
+)
+def test_norm_loops_neither_convert_nor_divide(function, args):
+    """A sum's division by n, if it is done in the type of x, moves into the loop."""
+    kinds = {
+        "matrix": float_array(2),
+        "vector": float_array(1),
+        "sums": types.Array(types.float64, 1, "C"),
+        "eps": types.float64,
+    }
+    signature = types.int64, types.int64, *(kinds[name] for name in args.split())
+    kernel = fresh(ROW_KERNELS[function].body, *signature)
+    assert wide_instructions(kernel, "vmulps") + wide_instructions(kernel, "vfmadd")
     assert not wide_instructions(kernel, "vcvtps2pd")
     assert not wide_instructions(kernel, "vdivps")
 

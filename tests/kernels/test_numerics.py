@@ -79,6 +79,14 @@ def test_layer_norm_of_an_almost_constant_row_is_right(version):
 
 
 @BOTH
+def test_layer_norm_of_a_very_wide_constant_row_is_almost_zero(version):
+    """The first mean is off by many roundings: the variance may come out negative."""
+    x = np.broadcast_to(np.linspace(1e9, 2e9, 9, dtype=np.float32), (50_000, 9)).T
+    y, _, _ = both(norm, "layer_norm", version)(x, np.ones_like(x[0]), None, 1e-5)
+    np.testing.assert_allclose(y, 0, atol=1e-4)
+
+
+@BOTH
 def test_layer_norm_of_a_row_with_nan_or_infinity_shows_it(version):
     x = np.zeros((2, 40), np.float32)
     x[:, 3] = np.nan, INF
