@@ -47,19 +47,22 @@ def cross_entropy_backward_reference(
     label_smoothing: float,
     vocabulary: int,
     first: int,
+    overwrite: bool = False,
 ) -> Array:
     """dlogits = dloss (softmax - (1 - a) onehot - a / vocabulary), a: smoothing.
 
     logits [n, columns], labels [n] int64, log_normalizer, dloss [n] -> [n, columns];
-    exactly 0 in padding columns and in rows whose dloss is 0.
+    exactly 0 in padding columns and in rows whose dloss is 0. With `overwrite` the
+    result may take the place of the logits.
     """
     columns = _real_columns(logits, first, vocabulary)
     ids = first + np.arange(columns)
     softmax = np.exp(logits[:, :columns] - log_normalizer[:, None])
     onehot = labels[:, None] == ids
     dreal = softmax - (1 - label_smoothing) * onehot - label_smoothing / vocabulary
-    dlogits = np.zeros_like(logits)
     used = dloss != 0
+    dlogits = logits if overwrite else np.empty_like(logits)
+    dlogits[...] = 0
     dlogits[used, :columns] = (dloss[:, None] * dreal)[used]
     return dlogits
 
@@ -98,17 +101,18 @@ def cross_entropy_backward_numba(
     label_smoothing: float,
     vocabulary: int,
     first: int,
+    overwrite: bool = False,
 ) -> Array:
     """As cross_entropy_backward_reference, without temporaries."""
     rows = logits.shape[0]
     expect_shape("labels", labels, (rows,))
     expect_shape("log_normalizer", log_normalizer, (rows,))
     expect_shape("dloss", dloss, (rows,))
-    logits = np.ascontiguousarray(logits)
-    dlogits = np.empty_like(logits)
+    in_place = overwrite and logits.flags.c_contiguous
+    dlogits = logits if in_place else np.array(logits, order="C")
     _backward_rows(
         rows,
-        logits,
+        dlogits,
         _integers(labels),
         np.ascontiguousarray(log_normalizer),
         np.ascontiguousarray(dloss),
@@ -116,7 +120,6 @@ def cross_entropy_backward_numba(
         logits.dtype.type(label_smoothing / vocabulary),
         first,
         _real_columns(logits, first, vocabulary),
-        dlogits,
     )
     return dlogits
 
@@ -157,7 +160,7 @@ def _statistics_rows(
 def _backward_rows(
     lo: int,
     hi: int,
-    logits: Array,
+    logits: Array,  # their gradient, afterwards
     labels: Array,
     log_normalizer: Array,
     dloss: Array,
@@ -165,21 +168,20 @@ def _backward_rows(
     smoothing_each: float,
     first: int,
     columns: int,
-    dlogits: Array,
 ) -> None:
     one = logits.dtype.type(1)
     for row in range(lo, hi):
         slope, shift = dloss[row], log_normalizer[row]
-        dlogits[row, columns:] = 0
+        logits[row, columns:] = 0
         if slope == 0:  # an ignored row, whatever its logits are
-            dlogits[row] = 0
+            logits[row] = 0
             continue
-        real, dreal = logits[row, :columns], dlogits[row, :columns]
+        real = logits[row, :columns]
         for j in range(columns):
-            dreal[j] = slope * (exp(real[j] - shift) - smoothing_each)
+            real[j] = slope * (exp(real[j] - shift) - smoothing_each)
         label = labels[row] - first
         if 0 <= label < columns:
-            dreal[label] -= slope * (one - smoothing)
+            real[label] -= slope * (one - smoothing)
 
 
 logits_statistics = choose(

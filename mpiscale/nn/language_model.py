@@ -43,10 +43,16 @@ class CrossEntropyLoss(Module):
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self.label_smoothing = label_smoothing
 
-    def forward(self, logits: Tensor, labels: Array, valid: int | None) -> Tensor:
-        """logits [..., V], labels [...] -> scalar"""
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Array,
+        valid: int | None,
+        overwrite: bool = False,
+    ) -> Tensor:
+        """logits [..., V], labels [...] -> scalar; see `ops.cross_entropy`"""
         smoothing = self.label_smoothing if self.training else 0.0
-        return cross_entropy(logits, labels, valid, smoothing)
+        return cross_entropy(logits, labels, valid, smoothing, overwrite)
 
 
 class Sampler(Module):
@@ -110,5 +116,6 @@ class LanguageModel(Module):
         valid: int | None = None,
     ) -> Tensor:
         """Cross entropy of the next token, in nats; see `CrossEntropyLoss`."""
-        loss: Tensor = self.loss_function(self(tokens, placement), labels, valid)
+        logits = self(tokens, placement)  # seen by nobody else
+        loss: Tensor = self.loss_function(logits, labels, valid, overwrite=True)
         return loss

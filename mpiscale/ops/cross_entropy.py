@@ -17,6 +17,7 @@ def cross_entropy(
     labels: Array,
     valid: int | None = None,
     label_smoothing: float = 0.0,
+    overwrite: bool = False,
 ) -> Tensor:
     """Mean loss of the valid labels:  sum over them / `valid`.
 
@@ -31,6 +32,8 @@ def cross_entropy(
         valid: number of labels that count in the whole, global batch; left out: in
             `labels`. With 0 the loss and all gradients are 0.
         label_smoothing: a, in 0 ... 1.
+        overwrite: backward puts the gradient in the place of the logits, which nobody
+            must look at any more: they are the largest array of a step.
 
     Raises:
         ValueError: if a label is neither in the vocabulary nor IGNORE.
@@ -50,7 +53,14 @@ def cross_entropy(
     def backward(grad: Array) -> tuple[Array]:
         dloss = (counts * (grad / max(valid, 1))).astype(losses.dtype)
         dlogits = cross_entropy_backward(
-            flat, flat_labels, log_normalizer, dloss, label_smoothing, vocabulary, 0
+            flat,
+            flat_labels,
+            log_normalizer,
+            dloss,
+            label_smoothing,
+            vocabulary,
+            0,
+            overwrite,
         )
         return (dlogits.reshape(shape),)
 

@@ -49,6 +49,22 @@ def test_smoothing_uses_the_whole_vocabulary():
     assert loss.item() == pytest.approx(0.590190, abs=5e-7)
 
 
+def test_overwriting_gives_the_same_gradient_in_the_place_of_the_logits():
+    rng = np.random.default_rng(0)
+    for dtype in (np.float64, np.float32):
+        data, labels = rng.normal(size=(6, 50)).astype(dtype), rng.integers(50, size=6)
+        labels[2] = IGNORE
+        grads = []
+        for overwrite in (False, True):
+            x = Tensor(data.copy(), requires_grad=True)
+            logits = x * 1.0
+            before = logits.data.copy()
+            cross_entropy(logits, labels, None, 0.1, overwrite).backward()
+            grads.append(x.grad)
+            assert (logits.data == before).all() != overwrite
+        np.testing.assert_array_equal(*grads)
+
+
 def test_large_logits_stay_finite():
     logits = Tensor(np.array([[2e3, 1e3, 0.0, -1e3]]), requires_grad=True)
     loss = cross_entropy(logits, np.array([1]), label_smoothing=0.1)

@@ -30,7 +30,13 @@ class VocabParallelCrossEntropy(Module):
         self.comm, self.vocabulary = comm, vocabulary
         self.label_smoothing = whole.label_smoothing
 
-    def forward(self, logits: Tensor, labels: Array, valid: int | None) -> Tensor:
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Array,
+        valid: int | None,
+        overwrite: bool = False,
+    ) -> Tensor:
         """logits [..., V / p], labels [...] global ids -> scalar, alike on all ranks"""
         vocabulary = self.vocabulary
         smoothing = self.label_smoothing if self.training else 0.0
@@ -47,7 +53,14 @@ class VocabParallelCrossEntropy(Module):
         def backward(grad: Array) -> tuple[Array]:
             dloss = (counts * (grad / max(valid, 1))).astype(losses.dtype)
             dlogits = cross_entropy_backward(
-                flat, flat_labels, log_normalizer, dloss, smoothing, vocabulary, first
+                flat,
+                flat_labels,
+                log_normalizer,
+                dloss,
+                smoothing,
+                vocabulary,
+                first,
+                overwrite,
             )
             return (dlogits.reshape(shape),)
 
