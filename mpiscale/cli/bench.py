@@ -16,6 +16,7 @@ from tyro.conf import (
     subcommand,
 )
 
+from mpiscale.bench.attention import AttentionShape, measure_attention
 from mpiscale.bench.conductor import ContenderError, clean_command
 from mpiscale.bench.contender import Settings
 from mpiscale.bench.kernel_report import kernel_table, write_kernels
@@ -131,12 +132,39 @@ class BenchKernels:
         print(write_kernels(measured, self.out, name))
 
 
+@dataclass(frozen=True)
+class BenchAttention:
+    """Time flash attention beside plain attention, and compare their memory."""
+
+    length: int = 2048
+    """Queries and keys."""
+    heads: int = 12
+    """Each of its own key and value."""
+    head_size: int = 64
+    """Features of a head."""
+    batch: int = 1
+    """Sequences."""
+    threads: int = 1
+    """One is timed by CPU time, more by wall time."""
+    passes: int = 5
+    """Timed passes, forward and backward, after one to warm up."""
+
+    def run(self) -> None:
+        """Measure and print."""
+        for flag in ("length", "heads", "head_size", "batch", "threads", "passes"):
+            _check_at_least_1(flag.replace("_", "-"), getattr(self, flag))
+        shape = AttentionShape(self.batch, self.length, self.heads, self.head_size)
+        print(f"causal attention, forward and backward, float32: {shape}")
+        print(measure_attention(shape, self.threads, self.passes).table())
+
+
 @configure(OmitArgPrefixes, OmitSubcommandPrefixes)
 def bench(
     what: Annotated[BenchStep, subcommand("step")]
-    | Annotated[BenchKernels, subcommand("kernels")],
+    | Annotated[BenchKernels, subcommand("kernels")]
+    | Annotated[BenchAttention, subcommand("attention")],
 ) -> None:
-    """Measure a training step or single kernels, against PyTorch if asked."""
+    """Measure a training step, single kernels, or attention."""
     what.run()
 
 
