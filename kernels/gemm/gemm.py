@@ -17,7 +17,7 @@ from mpiscale.kernels.gemm.packing import (
     panel_width,
 )
 from mpiscale.kernels.gemm.register_tile import LANES, TILE_COLUMNS, TILE_ROWS
-from mpiscale.kernels.gemm.views import block
+from mpiscale.kernels.gemm.views import block, unit_stride_row
 from mpiscale.kernels.threads import compiled, row_kernel
 
 # A strip of A [TILE_ROWS, DEPTH] is read once for each panel of B and is to stay in L1:
@@ -33,9 +33,16 @@ MULTIPLY_ADDS_PER_THREAD = 2**21  # 40 us: fewer cost less than waking a thread
 ALIGNMENT = 64  # bytes: a vector that lies across two cache lines takes two loads
 
 
-def gemm(a: Array, b: Array, out: Array, accumulate: bool = False) -> None:
-    """out = a b, or out += a b, in float32.  a [m, k], b [k, n], out [m, n]
+def gemm(
+    a: Array,
+    b: Array,
+    out: Array,
+    accumulate: bool = False,
+    bias: Array | None = None,
+) -> None:
+    """out = a b, out = a b + bias, or out += a b, in float32.
 
+    a [m, k], b [k, n], out [m, n], bias [n]
     Each of a and b has unit stride on one of its axes, out on its last one. An element
     of out is summed up in the order of k, in runs of DEPTH; so it does not depend on
     the number of threads, on the strides, or on the other rows and columns.
@@ -46,6 +53,12 @@ def gemm(a: Array, b: Array, out: Array, accumulate: bool = False) -> None:
     """
     _check(a, b, out)
     m, n = out.shape
+    first_row = _NO_BIAS if bias is None else np.ascontiguousarray(bias)
+    if first_row.shape not in ((n,), (0,)) or (accumulate and bias is not None):
+        raise ValueError(
+            f"bias has shape {first_row.shape}, expected ({n},), and none if the "
+            "product is added to out"
+        )
     if not out.size:
         return
     parts = _parts(m * n * a.shape[1])
@@ -60,8 +73,12 @@ def gemm(a: Array, b: Array, out: Array, accumulate: bool = False) -> None:
         b_transposed,
         out,
         accumulate,
+        first_row,
         _scratch.of(parts),
     )
+
+
+_NO_BIAS = np.empty(0, FLOAT32)
 
 
 class _Scratch(threading.local):
@@ -100,7 +117,11 @@ _INPUT = types.Array(types.float32, 2, "A", readonly=True)
 _OUTPUT = types.Array(types.float32, 2, "A")
 _SCRATCH = types.Array(types.float32, 2, "C")
 _FLAG = types.boolean
-_SIGNATURE = (types.intp, _INPUT, _FLAG, _INPUT, _FLAG, _OUTPUT, _FLAG, _SCRATCH)
+_BIAS = types.Array(types.float32, 1, "C", readonly=True)
+_SIGNATURE = (
+    *(types.intp, _INPUT, _FLAG, _INPUT, _FLAG, _OUTPUT, _FLAG),
+    *(_BIAS, _SCRATCH),
+)
 
 
 def _multiply_part_range(
@@ -113,6 +134,7 @@ def _multiply_part_range(
     b_transposed: bool,
     out: Array,
     accumulate: bool,
+    bias: Array,
     scratch: Array,
 ) -> None:
     """Parts [lo, hi) of `parts`: of the rows of out or, if there are more, columns."""
@@ -121,7 +143,16 @@ def _multiply_part_range(
         room = scratch[part]
         if m >= n:
             i, j = _share(m, TILE_ROWS, part, parts)
-            _multiply(a[i:j], a_transposed, b, b_transposed, out[i:j], accumulate, room)
+            _multiply(
+                a[i:j],
+                a_transposed,
+                b,
+                b_transposed,
+                out[i:j],
+                accumulate,
+                bias,
+                room,
+            )
         else:
             i, j = _share(n, TILE_COLUMNS, part, parts)
             _multiply(
@@ -131,6 +162,7 @@ def _multiply_part_range(
                 b_transposed,
                 out[:, i:j],
                 accumulate,
+                bias[i:j],
                 room,
             )
 
@@ -154,6 +186,7 @@ def _multiply(
     b_transposed: bool,
     out: Array,
     accumulate: bool,
+    bias: Array,
     scratch: Array,
 ) -> None:
     """The three outer loops: over blocks of rows, of k, and of columns."""
@@ -176,9 +209,12 @@ def _multiply(
                     panels,
                     out[i : i + height, j : j + width],
                     accumulate or p > 0,
+                    bias[j : j + width] if p == 0 else bias[:0],
                 )
     if k == 0 and not accumulate:
         out[:] = np.float32(0)
+        if bias.size:
+            out[:] = bias
 
 
 @compiled
@@ -196,15 +232,21 @@ def _multiply_block(
     panels: Array,
     out: Array,
     accumulate: bool,
+    bias: Array,
 ) -> None:
     """The two inner loops: over strips of A, and over panels of B.
 
-    A that is not transposed is read where it is: along k its rows are contiguous.
+    A that is not transposed is read where it is: along k its rows are contiguous. A
+    bias is written to a strip's rows just before the product is added to them, in L1.
     """
     m, n = out.shape
     k = a.shape[1]
     for i in range(0, m, TILE_ROWS):
         rows = min(TILE_ROWS, m - i)
+        for r in range(i, i + rows if bias.size else i):
+            row = unit_stride_row(out, r)
+            for column in range(bias.size):
+                row[column] = bias[column]
         if a_packed:
             strip = panel_at(strips, k, i, TILE_ROWS).T
         else:
@@ -214,7 +256,7 @@ def _multiply_block(
             width = panel_width(n - j)
             panel = panel_at(panels, k, j, width)
             tile = block(out, i, rows, j, min(width, n - j))
-            multiply_tile(strip, panel, tile, accumulate)
+            multiply_tile(strip, panel, tile, accumulate or bias.size > 0)
             j += width
 
 

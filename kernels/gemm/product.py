@@ -10,9 +10,15 @@ from mpiscale.kernels.gemm.gemm import gemm, has_unit_rows
 
 
 def product_into_reference(
-    a: Array, b: Array, out: Array, accumulate: bool = False
+    a: Array,
+    b: Array,
+    out: Array,
+    accumulate: bool = False,
+    bias: Array | None = None,
 ) -> None:
-    """out = a b, or out += a b.  a [m, k], b [k, n], out [m, n]
+    """out = a b, out = a b + bias, or out += a b.
+
+    a [m, k], b [k, n], out [m, n], bias [n]
 
     out overlaps neither a nor b.
     """
@@ -20,10 +26,16 @@ def product_into_reference(
         out += np.matmul(a, b)
     else:
         np.matmul(a, b, out=out)
+        if bias is not None:
+            out += bias
 
 
 def product_into_numba(
-    a: Array, b: Array, out: Array, accumulate: bool = False
+    a: Array,
+    b: Array,
+    out: Array,
+    accumulate: bool = False,
+    bias: Array | None = None,
 ) -> None:
     """As product_into_reference, without a temporary: float32 by our own gemm.
 
@@ -31,11 +43,13 @@ def product_into_numba(
     so are products with a vector: each element is used once, packing is of no use.
     """
     if a.dtype != FLOAT32 or 1 in out.shape:
-        product_into_reference(a, b, out, accumulate)
+        product_into_reference(a, b, out, accumulate, bias)
         return
     if not has_unit_rows(out):  # out^T = b^T a^T
+        if bias is not None:
+            raise ValueError("a bias needs an out whose rows are contiguous: copy it")
         a, b, out = b.T, a.T, out.T
-    gemm(_with_a_unit_stride(a), _with_a_unit_stride(b), out, accumulate)
+    gemm(_with_a_unit_stride(a), _with_a_unit_stride(b), out, accumulate, bias)
 
 
 def _with_a_unit_stride(x: Array) -> Array:

@@ -45,9 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         )
     rows, w = x.data.reshape(-1, n), weight.data
     y = np.empty((rows.shape[0], m), x.dtype)
-    if bias is not None:
-        y[:] = bias.data  # the product is added to it: one pass over y less
-    product_into(rows, w, y, accumulate=bias is not None)
+    product_into(rows, w, y, bias=None if bias is None else bias.data)
     x_shape, wants_dx = x.shape, x.requires_grad
 
     def backward(grad: Array) -> tuple[Array | LazyGradient | None, ...]:

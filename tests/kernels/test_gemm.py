@@ -72,6 +72,28 @@ def test_gemm_equals_the_product_in_float64(shape, accumulate):
         np.testing.assert_array_equal(wide[:, n:], beyond)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_bias_is_added_to_every_row_once(shape):
+    m, n, k = shape
+    draw = drawing(np.float32)
+    for a_transposed in (False, True):
+        a, b = matrix(draw, m, k, a_transposed), draw(k, n)
+        bias, out = draw(n), np.full((m, n), np.nan, np.float32)
+        want = a.astype(np.float64) @ b + bias
+        for version in (product_into_reference, product_into_numba):
+            version(a, b, out, False, bias)
+            np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5 * (k + 1) ** 0.5)
+
+
+def test_a_bias_is_shared_out_among_threads(two_threads):
+    draw = drawing(np.float32)
+    for m, n in ((600, 300), (300, 600)):  # rows are shared out, then columns
+        a, b, bias = draw(m, 64), draw(64, n), draw(n)
+        out = np.empty((m, n), np.float32)
+        gemm(a, b, out, bias=bias)
+        np.testing.assert_allclose(out, a.astype(np.float64) @ b + bias, atol=1e-4)
+
+
 def test_elements_beyond_the_edge_do_not_enter_the_product():
     a, b = np.full((12, 40), np.nan, np.float32), np.full((40, 60), np.nan, np.float32)
     a[:11, :37], b[:37, :50] = 1, 1
@@ -159,6 +181,13 @@ def test_arguments_that_do_not_fit_are_errors():
         gemm(a, a, out)
     with pytest.raises(ValueError, match=r"a has strides .*, expected unit stride"):
         gemm(np.ones((4, 6), np.float32)[::2, ::2], b, out)
+    with pytest.raises(ValueError, match=r"bias has shape \(3,\), expected \(4,\)"):
+        gemm(a, b, out, bias=np.ones(3, np.float32))
+    with pytest.raises(ValueError, match="none if the product is added"):
+        gemm(a, b, out, True, np.ones(4, np.float32))
+    with pytest.raises(ValueError, match="a bias needs an out whose rows"):
+        bias = np.ones(4, np.float32)
+        product_into(a, b, np.ones((4, 2), np.float32).T, bias=bias)
     with pytest.raises(ValueError, match=r"out has strides .*transposed product"):
         gemm(a, b, np.ones((4, 2), np.float32).T)
 
