@@ -16,7 +16,7 @@ import numpy as np
 
 from mpiscale.backend import Array
 from mpiscale.kernels.choose import choose, expect_shape
-from mpiscale.kernels.exp import exp
+from mpiscale.kernels.exp import exp_of_nonpositive
 from mpiscale.kernels.row_maximum import softmax_shift
 from mpiscale.kernels.threads import row_kernel
 
@@ -148,7 +148,7 @@ def _statistics_rows(
         total = total_exp = zero
         for j in range(real.size):
             total += real[j]
-            total_exp += exp(real[j] - shift)
+            total_exp += exp_of_nonpositive(real[j] - shift)
         largest_is_finite = total_exp != zero
         maximum[row] = shift if largest_is_finite else logits.dtype.type(-np.inf)
         sum_exp[row], logit_sum[row] = total_exp, total
@@ -178,7 +178,8 @@ def _backward_rows(
             continue
         real = logits[row, :columns]
         for j in range(columns):
-            real[j] = slope * (exp(real[j] - shift) - smoothing_each)
+            softmax = exp_of_nonpositive(real[j] - shift)
+            real[j] = slope * (softmax - smoothing_each)
         label = labels[row] - first
         if 0 <= label < columns:
             real[label] -= slope * (one - smoothing)

@@ -48,7 +48,7 @@ def flash_attention_backward_numba(
     expect_shape("dout", dout, out.shape)
     expect_shape("lse", lse, (batch, heads, tq))
     q, k, v = map(_with_unit_stride, (q, k, v))
-    dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (q, k, v))
+    dq, dk, dv = _empty_side_by_side(q, k, v)
     backward_heads(
         batch * k.shape[2],
         q,
@@ -76,6 +76,19 @@ def _check(q: Array, k: Array, v: Array) -> None:
         )
     expect_shape("k", k, (batch, tk, kv_heads, width))
     expect_shape("v", v, (batch, tk, kv_heads, v.shape[-1]))
+
+
+def _empty_side_by_side(q: Array, k: Array, v: Array) -> tuple[Array, ...]:
+    """Three arrays [b, t, heads, d], if possible as views into one array.
+
+    Query, key and value mostly come out of one product; then their gradients are its
+    output's gradient as they are, without a copy to bring them together.
+    """
+    if not q.shape[1] == k.shape[1] == v.shape[1] or k.shape[3] != v.shape[3]:
+        return tuple(np.empty(x.shape, x.dtype) for x in (q, k, v))
+    ends = np.cumsum([x.shape[2] for x in (q, k, v)])
+    packed = np.empty((*q.shape[:2], ends[-1], q.shape[3]), q.dtype)
+    return tuple(np.split(packed, ends[:-1], axis=2))
 
 
 def _with_unit_stride(x: Array) -> Array:

@@ -41,16 +41,39 @@ def split(x: Tensor, sizes: Sequence[int], axis: int = -1) -> list[Tensor]:
             f"shape {x.shape} has length {x.shape[axis]}"
         )
     pieces = np.split(x.data, np.cumsum(sizes)[:-1], axis=axis)
-    shapes, dtype = [p.shape for p in pieces], x.dtype
+    shapes, dtype, x_ndim = [p.shape for p in pieces], x.dtype, x.ndim
 
     def backward(grads: tuple[Array | None, ...]) -> tuple[Array]:
         parts = [
             np.zeros(shape, dtype) if grad is None else grad
             for grad, shape in zip(grads, shapes, strict=True)
         ]
-        return (np.concatenate(parts, axis=axis),)
+        joined = joined_view(parts) if axis in (-1, x_ndim - 1) else None
+        return (np.concatenate(parts, axis=axis) if joined is None else joined,)
 
     return Tensor.from_multi_op(pieces, (x,), backward)
+
+
+def joined_view(parts: Sequence[Array]) -> Array | None:
+    """Parts that lie side by side along the last axis of one array, as one view of it.
+
+    None if they do not, and have to be copied together.
+    """
+    first, at = parts[0], parts[0].ctypes.data
+    for part in parts:
+        belongs = (
+            part.base is not None
+            and part.base is first.base
+            and part.strides == first.strides
+            and part.shape[:-1] == first.shape[:-1]
+            and part.strides[-1] == part.itemsize
+            and part.ctypes.data == at
+        )
+        if not belongs:
+            return None
+        at += part.shape[-1] * part.itemsize
+    shape = (*first.shape[:-1], sum(part.shape[-1] for part in parts))
+    return np.lib.stride_tricks.as_strided(first, shape, first.strides)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
