@@ -135,6 +135,22 @@ def batch_loss(
     return model.loss(batch.tokens, batch.labels, placement, batch.valid)
 
 
+def make_trainer(
+    world: World, config: TrainConfig, model: LanguageModel, model_group: Communicator
+) -> Trainer:
+    """Give the model its values, and it an optimizer and a learning rate schedule."""
+    flat = materialize(model, config.seed, config.numpy_dtype)
+    return Trainer(
+        world,
+        config,
+        model,
+        flat,
+        AdamW(flat, weight_decay=config.weight_decay),
+        WarmupCosine(config.lr, config.warmup, config.steps, config.lr / 10),
+        model_group,
+    )
+
+
 def train(
     world: World,
     config: TrainConfig,
@@ -160,19 +176,11 @@ def train(
         make_folder(world, config.out)
         before = peak_resident_bytes()
         compile_kernels(world, config, build)
-        flat = materialize(model, config.seed, config.numpy_dtype)
-        trainer = Trainer(
-            world,
-            config,
-            model,
-            flat,
-            AdamW(flat, weight_decay=config.weight_decay),
-            WarmupCosine(config.lr, config.warmup, config.steps, config.lr / 10),
-            model_group,
-        )
-        expected = traffic(model, flat)
+        trainer = make_trainer(world, config, model, model_group)
+        expected = traffic(model, trainer.flat)
         if world.rank == 0:
-            print(describe_run(world, config, mesh, model, flat, expected), flush=True)
+            report = describe_run(world, config, mesh, model, trainer.flat, expected)
+            print(report, flush=True)
         losses = _run_steps(trainer, batches)
         if config.profile == "memory":
             reports = world.comm.gather(trainer.memory(before))
