@@ -26,6 +26,7 @@ from mpiscale.kernels import (
     swiglu,
 )
 from mpiscale.kernels.attention import flash_attention
+from mpiscale.kernels.gemm import product as gemm_product
 
 Draw = Callable[..., Array]  # draw(*shape) -> normal numbers
 Arguments = tuple[Any, ...]
@@ -190,6 +191,12 @@ def attention_backward_arguments(draw: Draw, s: Shape) -> Arguments:
     return q, k, v, out, lse, draw(*out.shape), scale, causal
 
 
+def product_arguments(draw: Draw, s: Shape) -> Arguments:
+    """The MLP's first product, added: x, weight, out, accumulate"""
+    x, weight = draw(s.tokens, s.width), draw(s.width, 4 * s.width)
+    return x, weight, draw(s.tokens, 4 * s.width), True
+
+
 def adamw_arguments(draw: Draw, s: Shape) -> Arguments:
     """All matrices of the blocks and the embedding, flat: param, grad, m, v, ..."""
     n = 12 * s.layers * s.width**2 + s.vocabulary * s.width
@@ -210,6 +217,7 @@ def _case(
 
 
 CASES = (
+    _case(gemm_product, "product_into", product_arguments, updated=(2,)),
     _case(norm, "layer_norm", layer_norm_arguments),
     _case(norm, "layer_norm_backward", layer_norm_backward_arguments),
     _case(gelu, "gelu_tanh", once(hidden)),

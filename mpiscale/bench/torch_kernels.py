@@ -222,6 +222,13 @@ def adamw(
     return update
 
 
+def product_into(a: Array, b: Array, out: Array, accumulate: bool) -> Call:
+    """torch.addmm: out + a b"""
+    assert accumulate
+    matrix_a, matrix_b, start = tensors(a, b, out)
+    return lambda: torch.addmm(start, matrix_a, matrix_b)
+
+
 TORCH_CALLS: dict[str, Callable[..., Call]] = {
     "softmax": elementwise(softmax),
     "softmax_backward": softmax_backward_from_output,
@@ -244,4 +251,5 @@ TORCH_CALLS: dict[str, Callable[..., Call]] = {
     "flash_attention": attention,
     "flash_attention_backward": attention_backward,
     "adamw": adamw,
+    "product_into": product_into,
 }

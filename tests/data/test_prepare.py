@@ -170,7 +170,7 @@ def test_cache_folder_that_can_not_be_made_is_named(
         prepare(folder, 256, tmp_path / "file" / "cache")
     assert str(error.value) == (
         f"cannot make the cache folder {tmp_path}/file/cache: Not a directory. "
-        "Choose a cache folder that can be written."
+        "Choose one that can be written with --cache DIR."
     )
 
 
