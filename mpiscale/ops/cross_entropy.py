@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from mpiscale.backend import Array
@@ -38,33 +40,61 @@ def cross_entropy(
     Raises:
         ValueError: if a label is neither in the vocabulary nor IGNORE.
     """
-    vocabulary = logits.shape[-1]
-    flat_labels, counts, valid = prepare_labels(labels, logits, vocabulary, valid)
-    flat = logits.data.reshape(-1, vocabulary)
-    maximum, sum_exp, target, logit_sum = logits_statistics(
-        flat, flat_labels, 0, vocabulary
+    return sharded_cross_entropy(
+        logits, labels, valid, label_smoothing, overwrite, 0, logits.shape[-1], _alone
     )
-    log_normalizer = maximum + np.log(sum_exp)
+
+
+# (maximum, sum_exp, target, logit_sum) of a shard, as in the kernel, all [n]
+# -> (log normalizer, label's logit, sum of logits) of the whole vocabulary
+Join = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
+
+
+def sharded_cross_entropy(
+    logits: Tensor,
+    labels: Array,
+    valid: int | None,
+    label_smoothing: float,
+    overwrite: bool,
+    first: int,
+    vocabulary: int,
+    join: Join,
+) -> Tensor:
+    """`cross_entropy` where `logits` holds the columns first, first + 1, ...
+
+    `join` brings the statistics of all shards together; columns from `vocabulary` on
+    are padding.
+    """
+    flat_labels, counts, valid = prepare_labels(labels, logits, vocabulary, valid)
+    flat, shape = logits.data.reshape(-1, logits.shape[-1]), logits.shape
+    log_normalizer, target, logit_sum = join(
+        *logits_statistics(flat, flat_labels, first, vocabulary)
+    )
     losses = token_losses(
         log_normalizer, target, logit_sum, vocabulary, label_smoothing
     )
-    shape = logits.shape
 
     def backward(grad: Array) -> tuple[Array]:
-        dloss = (counts * (grad / max(valid, 1))).astype(losses.dtype)
         dlogits = cross_entropy_backward(
             flat,
             flat_labels,
             log_normalizer,
-            dloss,
+            (counts * (grad / max(valid, 1))).astype(losses.dtype),
             label_smoothing,
             vocabulary,
-            0,
+            first,
             overwrite,
         )
         return (dlogits.reshape(shape),)
 
     return Tensor.from_op(mean_of_valid(losses, counts, valid), (logits,), backward)
+
+
+def _alone(
+    maximum: Array, sum_exp: Array, target: Array, logit_sum: Array
+) -> tuple[Array, Array, Array]:
+    """The one shard is the whole vocabulary."""
+    return maximum + np.log(sum_exp), target, logit_sum
 
 
 def prepare_labels(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from mpi4py import MPI
 
 from mpiscale.backend import Array
 from mpiscale.comm.communicator import Communicator
-from mpiscale.kernels.cross_entropy import cross_entropy_backward, logits_statistics
 from mpiscale.nn.language_model import CrossEntropyLoss, Sampler, gumbel_scores
 from mpiscale.nn.module import Module
-from mpiscale.ops.cross_entropy import mean_of_valid, prepare_labels, token_losses
+from mpiscale.ops.cross_entropy import sharded_cross_entropy
 from mpiscale.parallel.differentiable_collectives import all_reduce
 from mpiscale.tensor import Tensor
 
@@ -38,33 +39,17 @@ class VocabParallelCrossEntropy(Module):
         overwrite: bool = False,
     ) -> Tensor:
         """logits [..., V / p], labels [...] global ids -> scalar, alike on all ranks"""
-        vocabulary = self.vocabulary
         smoothing = self.label_smoothing if self.training else 0.0
-        flat_labels, counts, valid = prepare_labels(labels, logits, vocabulary, valid)
-        columns = logits.shape[-1]
-        first = self.comm.rank * columns
-        flat = logits.data.reshape(-1, columns)
-        log_normalizer, target, logit_sum = self._global_statistics(
-            *logits_statistics(flat, flat_labels, first, vocabulary), smoothing > 0
+        return sharded_cross_entropy(
+            logits,
+            labels,
+            valid,
+            smoothing,
+            overwrite,
+            first=self.comm.rank * logits.shape[-1],
+            vocabulary=self.vocabulary,
+            join=partial(self._global_statistics, smoothed=smoothing > 0),
         )
-        losses = token_losses(log_normalizer, target, logit_sum, vocabulary, smoothing)
-        shape = logits.shape
-
-        def backward(grad: Array) -> tuple[Array]:
-            dloss = (counts * (grad / max(valid, 1))).astype(losses.dtype)
-            dlogits = cross_entropy_backward(
-                flat,
-                flat_labels,
-                log_normalizer,
-                dloss,
-                smoothing,
-                vocabulary,
-                first,
-                overwrite,
-            )
-            return (dlogits.reshape(shape),)
-
-        return Tensor.from_op(mean_of_valid(losses, counts, valid), (logits,), backward)
 
     def _global_statistics(
         self,
