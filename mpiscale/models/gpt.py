@@ -91,8 +91,3 @@ class GPT(LanguageModel):
             x = block(x, placement)
         normed: Tensor = self.final_norm(x)
         return normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., width] -> [..., V]"""
-        y: Tensor = self.head(hidden)
-        return y

@@ -90,8 +90,3 @@ class Llama(LanguageModel):
             x = block(x, placement)
         normed: Tensor = self.final_norm(x)
         return normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., width] -> [..., V]"""
-        y: Tensor = self.head(hidden)
-        return y

@@ -90,6 +90,7 @@ class LanguageModel(Module):
     """
 
     TENSOR_PARALLEL: ClassVar[dict[str, Cut]]
+    head: Module  # a VocabularyHead, or what a strategy puts in its place
 
     def __init__(self, vocabulary: int, length: int, label_smoothing: float) -> None:
         self.vocabulary, self.length = vocabulary, length
@@ -102,7 +103,8 @@ class LanguageModel(Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., V] (under tensor parallelism: this rank's columns)"""
-        raise NotImplementedError
+        y: Tensor = self.head(hidden)
+        return y
 
     def forward(self, tokens: Array, placement: Placement) -> Tensor:
         """tokens [b, t] -> logits [b, t, V]"""

@@ -48,13 +48,12 @@ def tensor_parallelize(model: LanguageModel, comm: Communicator) -> None:
         return comm.Split(comm.rank // n, comm.rank)
 
     for pattern, kind in model.TENSOR_PARALLEL.items():
-        paths = [p for p, _ in model.named_modules() if matches(p, pattern)]
-        if not paths:
+        parts = [(p, m) for p, m in model.named_modules() if matches(p, pattern)]
+        if not parts:
             raise ValueError(
                 f"TENSOR_PARALLEL names {pattern!r}, which matches nothing"
             )
-        for path in paths:
-            whole = dict(model.named_modules())[path]
+        for path, whole in parts:
             model.replace(path, _cut(whole, kind, model, comm, replica_group))
     for parameter in model.parameters():
         if parameter.shard is None:
