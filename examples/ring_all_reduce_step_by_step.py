@@ -13,8 +13,8 @@ import argparse
 import numpy as np
 
 from mpiscale.backend import Array
-from mpiscale.comm.communicator import Communicator
-from mpiscale.comm.ring_all_reduce import Step, ring_all_reduce, ring_all_reduce_steps
+from mpiscale.comm.algorithms.ring_all_reduce import ring_all_reduce
+from mpiscale.comm.communicator import Communicator, Waitall
 from mpiscale.comm.world import World, printed_by_rank_0, run
 from mpiscale.errors import InputError
 
@@ -64,12 +64,17 @@ def show_start(marks: Array, comm: Communicator) -> None:
         print_table("start", rows)
 
 
-def show_step(step: Step, marks: Array, comm: Communicator) -> None:
+def show_step(number: int, marks: Array, comm: Communicator) -> None:
     """Print, on rank 0, who sent which chunk and what every rank holds now."""
-    sends = f"chunk {step.sent} to rank {(comm.rank + 1) % comm.size}"
-    rows = comm.gather([sends, *chunk_names(marks, comm.size)])
+    p, rank = comm.size, comm.rank
+    # Counted through both phases: rank - 1, rank - 2, ... and then rank, rank - 1, ...
+    sent = (rank - number) % p if number < p else (rank - (number - p)) % p
+    sends = f"chunk {sent} to rank {(rank + 1) % p}"
+    rows = comm.gather([sends, *chunk_names(marks, p)])
     if rows:
-        print_table(f"{step.phase}, step {step.number} of {comm.size - 1}", rows)
+        phase = "reduce-scatter" if number < p else "all-gather"
+        step = (number - 1) % (p - 1) + 1
+        print_table(f"{phase}, step {step} of {p - 1}", rows)
 
 
 def main(world: World) -> None:
@@ -77,10 +82,16 @@ def main(world: World) -> None:
     comm, n = world.comm, parse_arguments(world.rank).elements
     if n < 0:
         raise InputError(f"--elements must be at least 0, got {n}")
-    marks = np.full(n, 1 << comm.rank)  # a bit for each rank: their sum names them
+    # A bit for each rank: their sum names them. Every second element of an array: what
+    # arrives for a strided array is put there in Wait, so no step shows the next one's.
+    marks = np.full(2 * n, 1 << comm.rank)[::2]
     show_start(marks, comm)
-    for step in ring_all_reduce_steps(marks, comm):
-        show_step(step, marks, comm)
+    steps = ring_all_reduce.steps(marks, comm, np.add)
+    Waitall(next(steps, ()))  # the messages of the first step
+    for number in range(1, 2 * comm.size - 1):
+        following = next(steps, ())  # adds what has arrived, and starts the next step
+        show_step(number, marks, comm)
+        Waitall(following)
 
     x = np.random.default_rng(comm.rank).normal(size=n)
     comm.ledger.reset()

@@ -32,9 +32,9 @@ def chunk_length(n: int, p: int, index: int) -> int:
 def all_reduce_sent(n: int, p: int, rank: int) -> int:
     """Elements sent in an all-reduce of n elements, as in `ring_all_reduce.py`.
 
-    The reduce-scatter sends all chunks but rank + 1, the all-gather all but rank + 2.
+    The reduce-scatter sends all chunks but its own, the all-gather all but rank + 1.
     """
-    return 2 * n - chunk_length(n, p, rank + 1) - chunk_length(n, p, rank + 2)
+    return 2 * n - chunk_length(n, p, rank) - chunk_length(n, p, rank + 1)
 
 
 def reduce_scatter_sent(block: int, p: int) -> int:

@@ -1,0 +1,1 @@
+"""Collective operations, one algorithm a file, on send and receive alone."""

@@ -1,0 +1,368 @@
+"""The kinds of collective operations, each a decorator for the algorithms of its kind.
+
+An algorithm is written once, as steps on a flat array that MPI can carry
+(`running.py`). Its kind makes the call that users want out of it:
+
+    @AllReduce
+    def ring_all_reduce(total, comm, op): ...      steps: in place, on total [n]
+
+    y = ring_all_reduce(x, comm)                   any shape, strides and type of number
+    ring_all_reduce(x, comm, np.maximum, out=x)    in place
+    request = ring_all_reduce.start(x, comm)       non-blocking: .Test(), .Wait()
+
+op is a NumPy ufunc of two arrays, associative and commutative: np.add, np.maximum,
+np.minimum, np.multiply. 16-bit floats are reduced in float32 and rounded once. All
+arguments but x are alike on all ranks. The communicator may be any one of ours or of
+mpi4py; its messages have tag 0, so nobody else may use that meanwhile.
+
+kind            x on rank r        result on rank r
+AllReduce       [n]                the sum over the ranks
+ReduceScatter   [n], in p chunks   chunk r of the sum
+AllGather       chunk r            [n], all chunks in the order of the ranks
+AllToAll        p chunks           chunk r of each rank's x, in the order of the ranks
+Broadcast       [n]                the root's, in x itself
+Reduce          [n]                the sum on the root, None elsewhere
+Gather          chunk r            [n], all chunks, on the root; None elsewhere
+Scatter         p chunks on root   chunk r
+
+Where chunks may differ in length, `counts` gives their numbers of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec
+
+import numpy as np
+
+from mpiscale.backend import Array, array_module
+from mpiscale.comm.algorithms.chunks import Chunks, even_counts
+from mpiscale.comm.algorithms.running import Running, Steps
+from mpiscale.comm.buffers import Landing, carried_dtype, outgoing
+from mpiscale.comm.communicator import Communicator
+from mpiscale.errors import block_length
+
+P = ParamSpec("P")
+Counts = Sequence[int] | None
+
+
+class Algorithm(Generic[P]):
+    """A collective written as steps; the kinds below add the calls."""
+
+    def __init__(self, steps: Callable[P, Steps]) -> None:
+        self.steps = steps
+        self.name, self.__doc__ = steps.__name__, steps.__doc__
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class AllReduce(Algorithm[[Array, Communicator, np.ufunc]]):
+    """steps(total [n], comm, op): replace total by its sum over the ranks."""
+
+    def __call__(
+        self, x: Array, comm: Communicator, op: np.ufunc = np.add, out: Any = None
+    ) -> Array:
+        """Return the sum of every rank's x, in `out` if given; out=x is in place."""
+        return self.start(x, comm, op, out).value()
+
+    def start(
+        self, x: Array, comm: Communicator, op: np.ufunc = np.add, out: Any = None
+    ) -> Running:
+        """Start to reduce; x and out must be left alone until the request is done."""
+        landing = _summands(x, out)
+        steps = self.steps(landing.wire, comm, op)
+        return Running(steps, landing.finish, landing.target)
+
+
+class ReduceScatter(Algorithm[[Chunks, Communicator, np.ufunc]]):
+    """steps(chunks, comm, op): leave in chunk `rank` its sum; use the others freely."""
+
+    def __call__(
+        self,
+        x: Array,
+        comm: Communicator,
+        op: np.ufunc = np.add,
+        out: Any = None,
+        counts: Counts = None,
+    ) -> Array:
+        """Return chunk `rank` of the sum of every rank's x, flat.
+
+        counts: of the chunks; by default x is cut as by `np.array_split`. If out is the
+        memory of chunk `rank` of x, then x itself is the working space, and its other
+        chunks are lost.
+        """
+        return self.start(x, comm, op, out, counts).value()
+
+    def start(
+        self,
+        x: Array,
+        comm: Communicator,
+        op: np.ufunc = np.add,
+        out: Any = None,
+        counts: Counts = None,
+    ) -> Running:
+        """Start to reduce; x and out must be left alone until the request is done."""
+        counts = checked_counts(counts, x.size, comm.size)
+        out = _array_of(x, counts[comm.rank], out)
+        in_place = is_chunk_of(x, counts, comm.rank, out)
+        chunks = Chunks(_summands(x, x if in_place else None).wire, counts)
+
+        def finish() -> None:
+            out.reshape(-1)[...] = chunks[comm.rank]
+
+        return Running(self.steps(chunks, comm, op), finish, out)
+
+
+class AllGather(Algorithm[[Chunks, Communicator]]):
+    """steps(chunks, comm): fill all chunks; chunk `rank` is there already."""
+
+    def __call__(
+        self, x: Array, comm: Communicator, out: Any = None, counts: Counts = None
+    ) -> Array:
+        """Return every rank's x, flat, one after the other; x may be its part of out.
+
+        counts: elements of each rank's x, where they differ.
+        """
+        return self.start(x, comm, out, counts).value()
+
+    def start(
+        self, x: Array, comm: Communicator, out: Any = None, counts: Counts = None
+    ) -> Running:
+        """Start to gather; x and out must be left alone until the request is done."""
+        counts = [x.size] * comm.size if counts is None else list(counts)
+        checked_counts(counts, sum(counts), comm.size)
+        check_length("x", x.size, counts[comm.rank])
+        out = _array_of(x, sum(counts), out)
+        in_place = is_chunk_of(out, counts, comm.rank, x)
+        landing = Landing(out, "out", filled=in_place)
+        chunks = Chunks(landing.wire, counts)
+        if not in_place:
+            chunks[comm.rank][...] = outgoing(x, "x")
+        return Running(self.steps(chunks, comm), landing.finish, out)
+
+
+class AllToAll(Algorithm[[Chunks, Chunks, Communicator]]):
+    """steps(send, recv, comm): send[s] goes to rank s, recv[r] comes from rank r."""
+
+    def __call__(
+        self,
+        x: Array,
+        comm: Communicator,
+        out: Any = None,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+    ) -> Array:
+        """Return, flat, the chunk that each rank had for this one.
+
+        Without counts x is cut into equal chunks. With them both are needed: elements
+        for each rank, and from each rank.
+        """
+        return self.start(x, comm, out, send_counts, recv_counts).value()
+
+    def start(
+        self,
+        x: Array,
+        comm: Communicator,
+        out: Any = None,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+    ) -> Running:
+        """Start to exchange; x and out must be left alone until the request is done."""
+        if (send_counts is None) != (recv_counts is None):
+            raise ValueError("pass both send_counts and recv_counts, or neither")
+        if send_counts is None or recv_counts is None:
+            block = block_length(x.size, comm.size, "x")
+            send_counts = recv_counts = [block] * comm.size
+        checked_counts(send_counts, x.size, comm.size)
+        out = _array_of(x, sum(recv_counts), out)
+        checked_counts(recv_counts, out.size, comm.size)
+        wire, landing = outgoing(x, "x"), Landing(out, "out")
+        if array_module(x).may_share_memory(wire, landing.wire):
+            wire = wire.copy()
+        send, recv = Chunks(wire, send_counts), Chunks(landing.wire, recv_counts)
+        return Running(self.steps(send, recv, comm), landing.finish, out)
+
+
+class Broadcast(Algorithm[[Array, Communicator, int]]):
+    """steps(x [n], comm, root): fill x with the root's."""
+
+    def __call__(self, x: Array, comm: Communicator, root: int = 0) -> Array:
+        """Fill x with the root's x, and return it."""
+        return self.start(x, comm, root).value()
+
+    def start(self, x: Array, comm: Communicator, root: int = 0) -> Running:
+        """Start to broadcast; x must be left alone until the request is done."""
+        check_root(root, comm.size)
+        landing = Landing(x, "x", filled=True)
+        return Running(self.steps(landing.wire, comm, root), landing.finish, x)
+
+
+class Reduce(Algorithm[[Array, Communicator, np.ufunc, int]]):
+    """steps(total [n], comm, op, root): leave the sum in the root's total."""
+
+    def __call__(
+        self, x: Array, comm: Communicator, op: np.ufunc = np.add, root: int = 0
+    ) -> Array | None:
+        """Return the sum of every rank's x on the root, None on the others."""
+        running = self.start(x, comm, op, root)
+        running.Wait()
+        return running.result
+
+    def start(
+        self, x: Array, comm: Communicator, op: np.ufunc = np.add, root: int = 0
+    ) -> Running:
+        """Start to reduce; x must be left alone until the request is done."""
+        check_root(root, comm.size)
+        landing = _summands(x, None)
+        result = landing.target if comm.rank == root else None
+        steps = self.steps(landing.wire, comm, op, root)
+        return Running(steps, landing.finish, result)
+
+
+class Gather(Algorithm[[Array, Chunks, Communicator, int]]):
+    """steps(mine [counts[rank]], chunks, comm, root): fill the root's chunks.
+
+    On other ranks chunks.flat is empty; their counts are right.
+    """
+
+    def __call__(
+        self, x: Array, comm: Communicator, root: int = 0, counts: Counts = None
+    ) -> Array | None:
+        """Return every rank's x on the root, flat and in order; None on the others.
+
+        counts: elements of each rank's x, where they differ.
+        """
+        running = self.start(x, comm, root, counts)
+        running.Wait()
+        return running.result
+
+    def start(
+        self, x: Array, comm: Communicator, root: int = 0, counts: Counts = None
+    ) -> Running:
+        """Start to gather; x must be left alone until the request is done."""
+        check_root(root, comm.size)
+        counts = [x.size] * comm.size if counts is None else list(counts)
+        checked_counts(counts, sum(counts), comm.size)
+        check_length("x", x.size, counts[comm.rank])
+        is_root = comm.rank == root
+        out = array_module(x).empty(sum(counts) if is_root else 0, x.dtype)
+        chunks = Chunks(out.view(carried_dtype(x.dtype)), counts)
+        steps = self.steps(outgoing(x, "x"), chunks, comm, root)
+        return Running(steps, result=out if is_root else None)
+
+
+class Scatter(Algorithm[[Chunks, Array, Communicator, int]]):
+    """steps(chunks, mine [counts[rank]], comm, root): fill mine from the root's chunks.
+
+    On other ranks chunks.flat is empty; their counts are right.
+    """
+
+    def __call__(
+        self,
+        x: Array | None,
+        out: Array,
+        comm: Communicator,
+        root: int = 0,
+        counts: Counts = None,
+    ) -> Array:
+        """Fill out with chunk `rank` of the root's x, and return it.
+
+        x: on the root alone. counts: of the chunks, where they differ.
+        """
+        return self.start(x, out, comm, root, counts).value()
+
+    def start(
+        self,
+        x: Array | None,
+        out: Array,
+        comm: Communicator,
+        root: int = 0,
+        counts: Counts = None,
+    ) -> Running:
+        """Start to scatter; x and out must be left alone until the request is done."""
+        check_root(root, comm.size)
+        counts = [out.size] * comm.size if counts is None else list(counts)
+        check_length("out", out.size, counts[comm.rank])
+        landing = Landing(out, "out")
+        if comm.rank == root:
+            if x is None or x.dtype != out.dtype:
+                raise TypeError(f"x on the root must be an array of type {out.dtype}")
+            checked_counts(counts, x.size, comm.size)
+            chunks = Chunks(outgoing(x, "x"), counts)
+        else:
+            chunks = Chunks(landing.wire[:0], counts)
+        steps = self.steps(chunks, landing.wire, comm, root)
+        return Running(steps, landing.finish, out)
+
+
+def _summands(x: Array, out: Array | None) -> Landing:
+    """Flat working space that holds x, and ends up in out (a new array if None)."""
+    target = array_module(x).empty(x.shape, x.dtype) if out is None else out
+    if (target.shape, target.dtype) != (x.shape, x.dtype):
+        raise ValueError(
+            f"out must be like x, {x.dtype} of shape {x.shape}, got {target.dtype} of "
+            f"shape {target.shape}"
+        )
+    landing = Landing(target, "out", reduced=True, filled=target is x)
+    if target is not x:
+        landing.wire.reshape(x.shape)[...] = x
+    return landing
+
+
+def _array_of(x: Array, n: int, out: Array | None) -> Array:
+    """`out` if it has n elements of x's type; a new flat array if it is None."""
+    if out is None:
+        return array_module(x).empty(n, x.dtype)
+    if out.dtype != x.dtype:
+        raise TypeError(f"out must be of x's type {x.dtype}, got {out.dtype}")
+    check_length("out", out.size, n)
+    return out
+
+
+def is_chunk_of(whole: Array, counts: Sequence[int], rank: int, part: Array) -> bool:
+    """Whether `part` is the memory of chunk `rank` of `whole`.
+
+    Raises:
+        ValueError: if they share memory otherwise.
+    """
+    if not array_module(whole).may_share_memory(whole, part):
+        return False
+    if whole.flags.c_contiguous and part.flags.c_contiguous:
+        chunk = Chunks(whole.reshape(-1), counts)[rank]
+        if address(chunk) == address(part) and chunk.nbytes == part.nbytes:
+            return True
+    raise ValueError(
+        f"x and out share memory, but the smaller is not chunk {rank} of the other, "
+        f"chunks of {list(counts)} elements: pass that chunk, or a copy"
+    )
+
+
+def address(x: Array) -> int:
+    """Where the first element of x lies."""
+    interface = getattr(x, "__cuda_array_interface__", None) or x.__array_interface__
+    return int(interface["data"][0])
+
+
+def checked_counts(counts: Counts, n: int, p: int) -> list[int]:
+    """`counts` if there are p of them, which make n; an even cut if None."""
+    if counts is None:
+        return even_counts(n, p)
+    if len(counts) != p or min(counts) < 0 or sum(counts) != n:
+        raise ValueError(
+            f"expected {p} counts >= 0, one for each rank, that sum to {n} elements; "
+            f"got {list(counts)}"
+        )
+    return list(counts)
+
+
+def check_length(role: str, got: int, expected: int) -> None:
+    """Refuse an array of another length."""
+    if got != expected:
+        raise ValueError(f"{role} must have {expected} elements, got {got}")
+
+
+def check_root(root: int, p: int) -> None:
+    """Refuse a root that is no rank."""
+    if not 0 <= root < p:
+        raise ValueError(f"root must be a rank, 0 ... {p - 1}, got {root}")
