@@ -16,10 +16,11 @@ class Chunks:
     Args:
         flat: contiguous array [sum(counts)].
         counts: elements of each chunk.
+        alike: whether all ranks are known to have chunks of these lengths.
     """
 
-    def __init__(self, flat: Array, counts: Sequence[int]) -> None:
-        self.flat, self.counts = flat, list(counts)
+    def __init__(self, flat: Array, counts: Sequence[int], alike: bool = False) -> None:
+        self.flat, self.counts, self.alike = flat, list(counts), alike
         self.starts = list(accumulate(self.counts, initial=0))
 
     def __getitem__(self, ranks: int | slice) -> Array:

@@ -171,6 +171,7 @@ class AllToAll(Algorithm[[Chunks, Chunks, Communicator]]):
         """Start to exchange; x and out must be left alone until the request is done."""
         if (send_counts is None) != (recv_counts is None):
             raise ValueError("pass both send_counts and recv_counts, or neither")
+        alike = send_counts is None
         if send_counts is None or recv_counts is None:
             block = block_length(x.size, comm.size, "x")
             send_counts = recv_counts = [block] * comm.size
@@ -180,7 +181,8 @@ class AllToAll(Algorithm[[Chunks, Chunks, Communicator]]):
         wire, landing = outgoing(x, "x"), Landing(out, "out")
         if array_module(x).may_share_memory(wire, landing.wire):
             wire = wire.copy()
-        send, recv = Chunks(wire, send_counts), Chunks(landing.wire, recv_counts)
+        send = Chunks(wire, send_counts, alike)
+        recv = Chunks(landing.wire, recv_counts, alike)
         return Running(self.steps(send, recv, comm), landing.finish, out)
 
 
