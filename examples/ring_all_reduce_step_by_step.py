@@ -86,7 +86,7 @@ def main(world: World) -> None:
     # arrives for a strided array is put there in Wait, so no step shows the next one's.
     marks = np.full(2 * n, 1 << comm.rank)[::2]
     show_start(marks, comm)
-    steps = ring_all_reduce.steps(marks, comm, np.add)
+    steps = ring_all_reduce.steps(marks, marks, comm, np.add)
     Waitall(next(steps, ()))  # the messages of the first step
     for number in range(1, 2 * comm.size - 1):
         following = next(steps, ())  # adds what has arrived, and starts the next step

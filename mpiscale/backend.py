@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -20,13 +21,42 @@ FLOAT_DTYPES = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 
 
 def array_module(x: Array) -> ModuleType:
-    """The library whose functions work on `x`: NumPy so far."""
+    """The library whose functions work on `x`: NumPy, or CuPy for arrays on a GPU.
+
+    CuPy is not imported here: before somebody has, there is no array of it.
+    """
     if isinstance(x, (np.ndarray, np.generic)):
         return np
+    if is_on_device(x):
+        return sys.modules[type(x).__module__]
     raise TypeError(
-        f"expected a NumPy array, got {type(x).__module__}.{type(x).__name__}: "
-        "convert it with numpy.asarray"
+        f"expected a NumPy or CuPy array, got {type(x).__module__}."
+        f"{type(x).__name__}: convert it with numpy.asarray or cupy.asarray"
     )
+
+
+def is_on_device(x: object) -> bool:
+    """Whether `x` is an array in the memory of a GPU: CuPy's.
+
+    Arrays of PyTorch and Numba have that interface too, but not NumPy's functions.
+    """
+    kind = type(x)
+    if kind is np.ndarray or not hasattr(kind, "__cuda_array_interface__"):
+        return False  # asked for every message: NumPy's answer comes first
+    library = sys.modules.get(kind.__module__)
+    return isinstance(x, getattr(library, "ndarray", ()))
+
+
+def is_array(x: object) -> TypeGuard[Array]:
+    """Whether `x` is an array, on the host or on a device."""
+    return isinstance(x, np.ndarray) or is_on_device(x)
+
+
+def is_writeable(x: Array) -> bool:
+    """Whether elements of `x` may be changed; CuPy's flags don't say it."""
+    if isinstance(x, np.ndarray):
+        return x.flags.writeable
+    return not x.__cuda_array_interface__["data"][1]
 
 
 def is_half(dtype: DType) -> bool:

@@ -12,6 +12,9 @@ any other strides           contiguous copy       temporary, copied back at the 
 Refused: objects, strings, structured and byte-swapped types; receive buffers that are
 read-only or in which two elements share memory. A Fortran-ordered array counts as any
 other strides: mpi4py by itself would send its memory in the wrong order.
+
+An array on a GPU takes the same doors; its copies lie on the same GPU, and the work is
+queued on CuPy's current stream. `device_buffers.py` says how MPI gets at them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiscale.backend import FLOAT32, Array, DType, is_half
+from mpiscale.backend import (
+    FLOAT32,
+    Array,
+    DType,
+    array_module,
+    is_array,
+    is_half,
+    is_writeable,
+)
+from mpiscale.comm.streams import current_stream, freed_after
 
 MOVED_AS_WORDS: dict[int, DType] = {
     1: np.dtype(np.uint8),
@@ -68,22 +80,23 @@ def reduced_dtype(dtype: DType) -> DType:
 
 
 def check_array(x: object, role: str) -> Array:
-    """`x` itself if it is a NumPy array.
+    """`x` itself if it is a NumPy array, or one of CuPy.
 
     Raises:
         TypeError: if it is anything else.
     """
-    if not isinstance(x, np.ndarray):
+    if not is_array(x):
         raise TypeError(
             f"{role} must be a NumPy array, got {type(x).__name__}: pass the array "
-            "itself (a slice says how much), or use the lower-case method for objects"
+            "itself, which may be CuPy's too (a slice says how much), or use the "
+            "lower-case method for objects"
         )
     return x
 
 
 def check_object(x: object, method: str) -> None:
     """Refuse arrays where objects are pickled: slow, and limited in size."""
-    if isinstance(x, np.ndarray):
+    if is_array(x):
         raise TypeError(
             f"{method} pickles small objects, got an array of {x.size} elements: "
             f"use {method.capitalize()}, which moves the memory itself"
@@ -108,7 +121,7 @@ def check_receivable(x: object, role: str) -> Array:
         TypeError, ValueError: if not: no array, read-only, overlapping elements.
     """
     x = check_array(x, role)
-    if not x.flags.writeable:
+    if not is_writeable(x):
         raise ValueError(f"{role} is read-only: receive into a copy of it")
     if not x.flags.c_contiguous and shares_memory_with_itself(x):
         raise ValueError(
@@ -121,10 +134,11 @@ def check_receivable(x: object, role: str) -> Array:
 def outgoing(x: object, role: str, reduced: bool = False) -> Array:
     """`x` as MPI can read it -> [x.size], contiguous, of a type that MPI knows."""
     x = check_array(x, role)
+    as_contiguous = array_module(x).ascontiguousarray
     if reduced:
-        return np.ascontiguousarray(x, reduced_dtype(x.dtype)).reshape(-1)
+        return as_contiguous(x, reduced_dtype(x.dtype)).reshape(-1)
     word = carried_dtype(x.dtype)
-    return np.ascontiguousarray(x).reshape(-1).view(word)
+    return as_contiguous(x).reshape(-1).view(word)
 
 
 class Landing:
@@ -135,7 +149,7 @@ class Landing:
     that may be shorter than the buffer.
     """
 
-    __slots__ = ("_held", "target", "wire")
+    __slots__ = ("_held", "_stream", "target", "wire")
 
     def __init__(
         self, target: object, role: str, reduced: bool = False, filled: bool = False
@@ -147,19 +161,22 @@ class Landing:
         elif filled:
             held = target.astype(dtype, order="C")
         else:
-            held = np.empty(target.shape, dtype)
+            held = array_module(target).empty(target.shape, dtype)
         self.target, self._held = target, held
+        self._stream = None if held is target else current_stream(held)
         self.wire = held.reshape(-1).view(carried_dtype(dtype))
 
     def finish(self) -> None:
         """Bring what arrived to the target; call it once, when MPI is done."""
         if self._held is not self.target:
             self.target[...] = self._held
+            freed_after(self._held, self._stream)
 
 
 def check_apart(send: Array, recv: Array) -> None:
     """Refuse buffers that overlap: MPI may read one while it writes the other."""
-    if np.may_share_memory(send, recv):
+    library = array_module(send)
+    if library is array_module(recv) and library.may_share_memory(send, recv):
         raise ValueError(
             "sendbuf and recvbuf share memory: pass MPI.IN_PLACE as sendbuf, or a copy"
         )

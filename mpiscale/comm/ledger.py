@@ -39,6 +39,7 @@ class Entry:
     phase: str
     where: str  # file:line of the first frame outside this package
     start: float
+    total: Total  # of all calls like this one
     end: float = math.nan  # not a number while the call is in flight
 
 
@@ -99,6 +100,7 @@ class Ledger:
             phase,
             where,
             time.perf_counter(),
+            total,
         )
         self.recent.append(entry)
         return entry
@@ -106,16 +108,14 @@ class Ledger:
     def end(self, entry: Entry) -> None:
         """Close the entry of a call that is done."""
         entry.end = time.perf_counter()
-        key = Key(entry.phase, entry.operation, entry.group, entry.where)
-        self._total(key).seconds += entry.end - entry.start
+        entry.total.seconds += entry.end - entry.start
 
     def add_bytes(self, entry: Entry, payload: int, sent: int) -> None:
         """Book bytes that were not known when the call started: pickled objects."""
         entry.payload += payload
         entry.sent += sent
-        total = self._total(Key(entry.phase, entry.operation, entry.group, entry.where))
-        total.payload += payload
-        total.sent += sent
+        entry.total.payload += payload
+        entry.total.sent += sent
 
     def _total(self, key: Key) -> Total:
         total = self.totals.get(key)

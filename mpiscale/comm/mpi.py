@@ -1,9 +1,10 @@
 # ruff: noqa: N802  (the names are mpi4py's)
-"""MpiCommunicator: NumPy arrays over mpi4py, checked, cut to size and recorded.
+"""MpiCommunicator: arrays over mpi4py, checked, cut to size and recorded.
 
 What it adds to a bare `mpi4py.MPI.Comm`, whose names and meaning it keeps:
 
 - arrays of any strides, and 16-bit floats (`buffers.py` says how);
+- arrays on a GPU, whether MPI is CUDA-aware or not (`device_buffers.py`);
 - errors before anything is sent, where MPI would read the wrong memory or hang
   (`planner.py`);
 - messages longer than a count of MPI can say, in pieces (`pending.py`);
@@ -12,7 +13,8 @@ What it adds to a bare `mpi4py.MPI.Comm`, whose names and meaning it keeps:
 
 16-bit floats are moved as they are, two bytes each. Reductions convert them to float32,
 sum in float32 and round the result once: they send four bytes an element, and so says
-the ledger (transport "mpi, float32").
+the ledger (transport "mpi, float32"). Arrays on a GPU are staged through the host where
+MPI is not CUDA-aware (transport "mpi, staged").
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from mpi4py import MPI
 
 from mpiscale.backend import Array
 from mpiscale.comm.communicator import Blocks, SendBuffer
-from mpiscale.comm.ledger import Entry, Ledger
+from mpiscale.comm.device_buffers import DirectAccess, StagedAccess
+from mpiscale.comm.ledger import Ledger
 from mpiscale.comm.mpi_objects import MpiObjects
-from mpiscale.comm.pending import Call, MpiRequest, Piece, flat_parts
+from mpiscale.comm.pending import Call, MpiRequest, Piece, block_of, flat_parts
 from mpiscale.comm.planner import Planner
+from mpiscale.comm.streams import settled
 
 UNLIMITED = sys.maxsize
 LARGEST_C_INT = 2**31 - 1
@@ -55,6 +59,8 @@ class MpiCommunicator(MpiObjects):
             library can. All ranks must use the same. A longer message goes in pieces:
             then it must fill its receive buffer, and the receiver must name its
             source. Under any limit Alltoallv exchanges pairwise.
+        cuda_aware: whether MPI may be given pointers to GPU memory. It must be known
+            for certain (`cuda_aware.py`): an MPI that is not crashes.
     """
 
     def __init__(
@@ -63,12 +69,15 @@ class MpiCommunicator(MpiObjects):
         ledger: Ledger | None = None,
         name: str = "world",
         max_count: int | None = None,
+        cuda_aware: bool = False,
     ) -> None:
         if max_count is not None and max_count < 1:
             raise ValueError(f"max_count must be at least 1 element, got {max_count}")
         super().__init__(comm, ledger, name)
         self.max_count = default_max_count() if max_count is None else max_count
-        self._plan = Planner(self.rank, self.size, self.max_count)
+        self.cuda_aware = cuda_aware
+        access = DirectAccess() if cuda_aware else StagedAccess()
+        self._plan = Planner(self.rank, self.size, self.max_count, access)
         self._in_flight: set[MpiRequest] = set()
         self._pairs: MPI.Comm | None = None
 
@@ -77,7 +86,7 @@ class MpiCommunicator(MpiObjects):
         if color < 0:
             raise ValueError(f"color must be at least 0 on every rank, got {color}")
         part, name = self.mpi.Split(color, key), f"{self.name}/{color}"
-        return MpiCommunicator(part, self.ledger, name, self.max_count)
+        return MpiCommunicator(part, self.ledger, name, self.max_count, self.cuda_aware)
 
     # Messages between two ranks
 
@@ -217,7 +226,7 @@ class MpiCommunicator(MpiObjects):
     # How a plan is carried out
 
     def _run(self, call: Call, function: Callable[..., None], *last: Any) -> None:
-        entry = self._book(call)
+        entry = call.begin(self.ledger, self.name, self.size)
         for piece in call.pieces:
             function(*piece.arguments, *last)
             piece.finish()
@@ -227,7 +236,7 @@ class MpiCommunicator(MpiObjects):
     def _start(
         self, call: Call, function: Callable[..., MPI.Request], *last: Any
     ) -> MpiRequest:
-        entry = self._book(call)
+        entry = call.begin(self.ledger, self.name, self.size)
 
         def when_done(request: MpiRequest) -> None:
             call.finish()
@@ -239,17 +248,6 @@ class MpiCommunicator(MpiObjects):
         request = MpiRequest(requests, pieces, when_done)
         self._in_flight.add(request)  # a caller that drops it must not free buffers
         return request
-
-    def _book(self, call: Call) -> Entry:
-        return self.ledger.begin(
-            call.operation,
-            call.payload,
-            call.sent,
-            self.name,
-            self.size,
-            call.peer,
-            call.transport,
-        )
 
     def _send_and_receive(
         self,
@@ -279,6 +277,7 @@ class MpiCommunicator(MpiObjects):
             block = wire[start : start + n]
             if root == self.rank and not isinstance(send, MPI.InPlaceType):
                 block[:] = send
+                settled(block)
             for part in flat_parts(block, self.max_count):
                 self.mpi.Bcast(part, root)
 
@@ -293,9 +292,3 @@ class MpiCommunicator(MpiObjects):
             dest, source = (rank + step) % p, (rank - step) % p
             send, recv = block_of(of, dest), block_of(into, source)
             self._send_and_receive(send, dest, 0, recv, source, 0, self._pairs)
-
-
-def block_of(blocks: list[Any], rank: int) -> Array:
-    """The block for `rank` in [array, (counts, displs)], a view."""
-    array, (counts, displs) = blocks
-    return array[displs[rank] : displs[rank] + counts[rank]]

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
-from mpiscale.backend import Array
+from mpiscale.backend import Array, array_module
 from mpiscale.comm.buffers import Landing, parts
+from mpiscale.comm.communicator import SendBuffer
+from mpiscale.comm.ledger import Entry, Ledger
+from mpiscale.comm.streams import settled
 
 
 def nothing() -> None:
@@ -42,6 +44,24 @@ class Call:
     peer: int | None = None
     transport: str = "mpi"
 
+    def begin(self, ledger: Ledger, group: str, size: int) -> Entry:
+        """Open its line in the ledger."""
+        return ledger.begin(
+            self.operation,
+            self.payload,
+            self.sent,
+            group,
+            size,
+            self.peer,
+            self.transport,
+        )
+
+
+def block_of(blocks: list[Any], rank: int) -> Array:
+    """The block for `rank` in [array, (counts, displs)], a view."""
+    array, (counts, displs) = blocks
+    return array[displs[rank] : displs[rank] + counts[rank]]
+
 
 def flat_parts(wire: Array, longest: int) -> Iterator[Array]:
     """Consecutive views of `wire` [n] of at most `longest` elements, at least one."""
@@ -50,31 +70,33 @@ def flat_parts(wire: Array, longest: int) -> Iterator[Array]:
 
 def cut_flat(wire: Array, longest: int) -> Iterator[Piece]:
     """Calls on consecutive parts of `wire` [n]."""
+    if wire.size <= longest:  # nearly always, and quicker
+        return iter((Piece((wire,)),))
     return (Piece((part,)) for part in flat_parts(wire, longest))
 
 
-def cut_columns(
-    send: Array | MPI.InPlaceType, recv: Array | None, longest: int
-) -> Iterator[Piece]:
+def cut_columns(send: SendBuffer, recv: Array | None, longest: int) -> Iterator[Piece]:
     """Calls on the same columns of send [rows, n] and recv [other rows, n].
 
     Block r of a collective is row r, so a call on some columns of every row is the
     same collective on shorter blocks. `longest` limits the elements of a whole matrix.
     """
-    matrices = [m for m in (send, recv) if isinstance(m, np.ndarray)]
+    matrices = [] if isinstance(send, MPI.InPlaceType) else [send]
+    matrices += [] if recv is None else [recv]
     rows, n = max(m.shape[0] for m in matrices), matrices[0].shape[1]
     if rows * n <= longest:
         yield Piece((send, recv))
         return
     for part in parts(n, max(1, longest // rows)):
-        if isinstance(send, np.ndarray):
-            some: Array | MPI.InPlaceType = np.ascontiguousarray(send[:, part])
+        if isinstance(send, MPI.InPlaceType):
+            some: SendBuffer = send
         else:
-            some = send
-        if recv is None:
+            some = array_module(send).ascontiguousarray(send[:, part])
+        if recv is None:  # then send is one row, of which a part is contiguous
             yield Piece((some, None))
         else:
             landing = Landing(recv[:, part], "recvbuf", filled=send is MPI.IN_PLACE)
+            settled(landing.wire)  # the copy above, too
             yield Piece((some, landing.wire), landing.finish)
 
 
@@ -97,13 +119,14 @@ class MpiRequest:
     def Wait(self) -> Literal[True]:
         """Return when the call is done and the buffers may be used."""
         if not self._done:
-            MPI.Request.Waitall(self._requests)
+            for request in self._requests:
+                request.Wait()
             self._finish()
         return True
 
     def Test(self) -> bool:
         """Whether the call is done; does not wait, but lets MPI move on."""
-        if not self._done and MPI.Request.Testall(self._requests):
+        if not self._done and all([request.Test() for request in self._requests]):
             self._finish()
         return self._done
 

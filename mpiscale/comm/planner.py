@@ -1,18 +1,20 @@
 """Planner: turns the arguments of a communicator's call into a checked `Call`.
 
 Nothing is sent here, so every error comes before the first byte. All that depends on
-rank, number of ranks and the limit on counts is decided here; `mpi.py` carries it out.
+rank, number of ranks, the limit on counts and where the arrays lie is decided here;
+`mpi.py` and `nccl.py` carry it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiscale.backend import FLOAT32, Array, DType, is_half
+from mpiscale.backend import FLOAT32, Array, DType, array_module, is_half
 from mpiscale.comm import traffic
 from mpiscale.comm.buffers import (
     BlockSpec,
@@ -24,6 +26,7 @@ from mpiscale.comm.buffers import (
     outgoing,
 )
 from mpiscale.comm.communicator import Blocks, SendBuffer
+from mpiscale.comm.device_buffers import Access
 from mpiscale.comm.pending import Call, Piece, cut_columns, cut_flat
 
 REDUCTIONS = (MPI.SUM, MPI.MAX, MPI.MIN, MPI.PROD)
@@ -36,22 +39,25 @@ class Planner:
     rank: int
     size: int
     max_count: int
+    access: Access
 
     # Messages between two ranks
 
     def send(self, operation: str, buf: Array, dest: int) -> Call:
         """Pieces: (part of buf)."""
         wire = outgoing(buf, "buf")
-        pieces = cut_flat(wire, self.max_count)
-        sent = self._bytes_to(dest, wire)
-        return Call(operation, buf.nbytes, sent, pieces, peer=dest)
+        pieces = cut_flat(self.access.for_sending(wire), self.max_count)
+        sent, transport = self._bytes_to(dest, wire), self._transport(wire, buf.dtype)
+        return Call(operation, buf.nbytes, sent, pieces, peer=dest, transport=transport)
 
     def receive(self, operation: str, buf: Array, source: int) -> Call:
         """Pieces: (part of buf)."""
         landing = Landing(buf, "buf", filled=True)
         self._check_source(landing.wire, source)
-        pieces = cut_flat(landing.wire, self.max_count)
-        return Call(operation, buf.nbytes, 0, pieces, landing.finish, source)
+        arrival = self.access.for_receiving(landing, filled=True)
+        pieces = cut_flat(arrival.wire, self.max_count)
+        transport = self._transport(landing.wire, buf.dtype)
+        return Call(operation, buf.nbytes, 0, pieces, arrival.finish, source, transport)
 
     def send_receive(
         self,
@@ -66,9 +72,13 @@ class Planner:
         landing = Landing(recvbuf, "recvbuf", filled=True)
         self._check_source(landing.wire, source)
         check_apart(wire, landing.wire)
-        pieces = [Piece((wire, dest, sendtag, landing.wire, source))]
-        sent = self._bytes_to(dest, wire)
-        return Call("Sendrecv", sendbuf.nbytes, sent, pieces, landing.finish, dest)
+        sent, transport = self._bytes_to(dest, wire), self._transport(wire, wire.dtype)
+        arrival = self.access.for_receiving(landing, filled=True)
+        of, into = self.access.for_sending(wire), arrival.wire
+        pieces = [Piece((of, dest, sendtag, into, source))]
+        return Call(
+            "Sendrecv", sendbuf.nbytes, sent, pieces, arrival.finish, dest, transport
+        )
 
     def _bytes_to(self, dest: int, wire: Array) -> int:
         return 0 if dest in (self.rank, MPI.PROC_NULL) else wire.nbytes
@@ -102,10 +112,11 @@ class Planner:
         else:
             sendbuf = check_array(sendbuf, "sendbuf off the root")
             wire = outgoing(sendbuf, "sendbuf", reduced=True)
-            pieces = cut_columns(wire[np.newaxis], None, self.max_count)
+            row = self.access.for_sending(wire)[np.newaxis]
             sent = traffic.reduce_sent(wire.nbytes, self.rank, root)
+            pieces = cut_columns(row, None, self.max_count)
             call = Call("Reduce", sendbuf.nbytes, sent, pieces)
-            call.transport = transport_of(wire, sendbuf.dtype)
+            call.transport = self._transport(wire, sendbuf.dtype)
         call.peer = root
         return call
 
@@ -126,7 +137,7 @@ class Planner:
         block, p = recvbuf, self.size
         if isinstance(sendbuf, MPI.InPlaceType):
             sendbuf = flat_copy(recvbuf)
-            block = np.empty(sendbuf.size // p, sendbuf.dtype)
+            block = array_module(sendbuf).empty(sendbuf.size // p, sendbuf.dtype)
         call, n, itemsize = self._collective(operation, sendbuf, p, block, 1, True)
         call.sent = itemsize * traffic.reduce_scatter_sent(n, p)
         if block is not recvbuf:
@@ -161,17 +172,18 @@ class Planner:
         """The call, sent still to be filled in; elements of a row; bytes of one."""
         in_place = isinstance(sendbuf, MPI.InPlaceType)
         landing = Landing(recvbuf, "recvbuf", reduced, filled=in_place)
-        target, recv = landing.target, as_rows(landing.wire, recv_rows, "recvbuf")
+        arrival = self.access.for_receiving(landing, filled=in_place)
+        target, recv = landing.target, as_rows(arrival.wire, recv_rows, "recvbuf")
         if isinstance(sendbuf, MPI.InPlaceType):
             send: SendBuffer = sendbuf
         else:
             check_alike(operation, sendbuf, send_rows, target, recv_rows)
             wire = outgoing(sendbuf, "sendbuf", reduced)
             check_apart(wire, landing.wire)
-            send = as_rows(wire, send_rows, "sendbuf")
+            send = as_rows(self.access.for_sending(wire), send_rows, "sendbuf")
         pieces = cut_columns(send, recv, self.max_count)
-        call = Call(operation, target.nbytes, 0, pieces, landing.finish)
-        call.transport = transport_of(recv, target.dtype)
+        call = Call(operation, target.nbytes, 0, pieces, arrival.finish)
+        call.transport = self._transport(landing.wire, target.dtype)
         return call, recv.shape[1], recv.itemsize
 
     # Collective operations on blocks of any lengths
@@ -185,11 +197,11 @@ class Planner:
         else:
             check_array(sendbuf, "sendbuf")
             check_block(sendbuf.dtype, sendbuf.size, into, self.rank)
-            send = outgoing(sendbuf, "sendbuf")
-            check_apart(send, landing.wire)
+            wire = outgoing(sendbuf, "sendbuf")
+            check_apart(wire, landing.wire)
+            send = self.access.for_sending(wire)
         sent = into.array.itemsize * traffic.all_gather_sent(into.counts, self.rank)
-        pieces = [Piece((send, [landing.wire, (into.counts, into.displs)]))]
-        return Call("Allgatherv", into.nbytes, sent, pieces, landing.finish)
+        return self._into_blocks("Allgatherv", send, into, landing, sent)
 
     def all_to_all_blocks(
         self, sendbuf: Blocks | MPI.InPlaceType, recvbuf: Blocks
@@ -205,9 +217,24 @@ class Planner:
         wire = outgoing(of.array, "sendbuf")
         check_apart(wire, landing.wire)
         sent = wire.itemsize * traffic.all_to_all_sent(of.counts, self.rank)
-        send = [wire, (of.counts, of.displs)]
-        pieces = [Piece((send, [landing.wire, (into.counts, into.displs)]))]
-        return Call("Alltoallv", into.nbytes, sent, pieces, landing.finish)
+        send = [self.access.for_sending(wire), (of.counts, of.displs)]
+        return self._into_blocks("Alltoallv", send, into, landing, sent)
+
+    def _into_blocks(
+        self, operation: str, send: Any, into: BlockSpec, landing: Landing, sent: int
+    ) -> Call:
+        """The call that receives into blocks; one piece."""
+        arrival = self.access.for_receiving(landing, filled=True)
+        pieces = [Piece((send, [arrival.wire, (into.counts, into.displs)]))]
+        call = Call(operation, into.nbytes, sent, pieces, arrival.finish)
+        call.transport = self._transport(landing.wire, into.array.dtype)
+        return call
+
+    def _transport(self, wire: Array, dtype: DType) -> str:
+        """What the ledger says about how elements of `dtype` travel as `wire`."""
+        name = self.access.transport(wire)
+        as_float32 = is_half(dtype) and wire.dtype == FLOAT32
+        return f"{name}, float32" if as_float32 else name
 
 
 def check_reduction(op: MPI.Op) -> None:
@@ -276,8 +303,3 @@ def then_fill_start(
         recvbuf.flat[: block.size] = block
 
     return finish_and_fill
-
-
-def transport_of(wire: Array, dtype: DType) -> str:
-    """What the ledger says about how elements of `dtype` travel as `wire`."""
-    return "mpi, float32" if is_half(dtype) and wire.dtype == FLOAT32 else "mpi"

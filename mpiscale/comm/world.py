@@ -26,6 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpiscale.backend import keep_freed_memory
 from mpiscale.comm.communicator import Communicator
+from mpiscale.comm.devices import (
+    DeviceChoice,
+    Sight,
+    place_on_devices,
+    use_device,
+    visible_gpus,
+)
 from mpiscale.comm.launcher import (
     launched_ranks,
     settings_before_mpi,
@@ -40,6 +47,8 @@ from mpiscale.comm.threads import (
 from mpiscale.errors import InputError
 
 if TYPE_CHECKING:  # at run time these start MPI: only when the environment is ready
+    from mpi4py import MPI
+
     from mpiscale.comm.ending import Outcome
     from mpiscale.comm.mpi import MpiCommunicator
 
@@ -59,15 +68,18 @@ class World:
     local_size: int
     cpus: int  # on which this rank may run
     threads: int  # which it was granted
+    device: int | None  # number of its GPU, the current one; None: NumPy on the CPU
     library: str  # name and version of MPI
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
+        gpu = f", rank {self.rank} on GPU {self.device}"
         return (
             f"{self.size} rank{'s' * (self.size > 1)} on {self.nodes} "
             f"node{'s' * (self.nodes > 1)}, {self.threads} "
             f"thread{'s' * (self.threads > 1)} each ({self.cpus} "
             f"CPU{'s' * (self.cpus > 1)} allowed), {self.library}"
+            f"{'' if self.device is None else gpu}"
         )
 
 
@@ -79,11 +91,16 @@ class Place(NamedTuple):
     cpus: frozenset[int]
 
 
-def start() -> World:
-    """Start MPI, find this rank's place, and share out the CPUs.
+def start(device: DeviceChoice = "cpu") -> World:
+    """Start MPI, find this rank's place, and share out the CPUs, and GPUs if wanted.
+
+    device: "cpu"; "cuda", a GPU for each rank; "auto", the same if every rank has one;
+        or the number of a GPU. CuPy is not imported for "cpu". Alike on all ranks, but
+        for the number.
 
     Raises:
-        InputError: if MPI sees one rank where the launcher started several.
+        InputError: if MPI sees one rank where the launcher started several, or if
+            there is no such GPU.
     """
     cpus = allowed_cpus()
     os.environ.update(settings_before_mpi(os.environ, len(cpus)))
@@ -100,15 +117,10 @@ def start() -> World:
     places: list[Place] = comm.allgather(here)
     local = [r for r, place in enumerate(places) if place.node == here.node]
     sharing = sharing_ranks(cpus, [p.cpus for p in places if p.machine == machine])
-    threads, warnings = choose_threads(len(cpus), sharing, os.environ)
-    apply_threads(threads)
-    keep_freed_memory()
-    if "numba" not in sys.modules:
-        os.environ["NUMBA_NUM_THREADS"] = str(threads)  # which it reads when imported
-    if sharing > len(cpus):
-        warnings += share_cpus_politely()
+    threads, warnings = take_threads(len(cpus), sharing)
+    number, cuda_aware, device_warnings = take_device(device, comm)
     return World(
-        comm=MpiCommunicator(comm),
+        comm=MpiCommunicator(comm, cuda_aware=cuda_aware),
         rank=comm.rank,
         size=comm.size,
         node=here.node,
@@ -117,9 +129,52 @@ def start() -> World:
         local_size=len(local),
         cpus=len(cpus),
         threads=threads,
+        device=number,
         library=library_name(MPI.Get_library_version()),
-        warnings=warnings,
+        warnings=warnings + device_warnings,
     )
+
+
+def take_threads(cpus: int, sharing: int) -> tuple[int, tuple[str, ...]]:
+    """Grant this rank its share of CPUs, which `sharing` ranks share; and warnings."""
+    threads, warnings = choose_threads(cpus, sharing, os.environ)
+    apply_threads(threads)
+    keep_freed_memory()
+    if "numba" not in sys.modules:
+        os.environ["NUMBA_NUM_THREADS"] = str(threads)  # which it reads when imported
+    if sharing > cpus:
+        warnings += share_cpus_politely()
+    return threads, warnings
+
+
+def take_device(
+    wanted: DeviceChoice, comm: MPI.Comm
+) -> tuple[int | None, bool, tuple[str, ...]]:
+    """Choose this rank's GPU among all ranks, and make it the current one.
+
+    Before anything is allocated: a first array elsewhere would leave a context there.
+    Returns its number, None for the CPU; whether MPI may be given device pointers; and
+    warnings.
+    """
+    if wanted == "cpu":
+        return None, False, ()
+    gpus, problem = visible_gpus()
+    sight = Sight(platform.node(), gpus, wanted, problem)
+    devices, warnings = place_on_devices(comm.allgather(sight))
+    number = devices[comm.rank]
+    if number is None:
+        return None, False, warnings
+    from mpi4py import MPI
+
+    from mpiscale.comm.cuda_aware import (
+        agreed_cuda_awareness,
+        loaded_library,
+        says_cuda_aware,
+    )
+
+    cupy, version = use_device(number), MPI.Get_library_version()
+    said = says_cuda_aware(loaded_library(), version, os.environ)
+    return number, agreed_cuda_awareness(comm, cupy, said), warnings
 
 
 def share_cpus_politely() -> tuple[str, ...]:
@@ -143,14 +198,14 @@ def library_name(version: str) -> str:
     return " ".join(words.split())
 
 
-def run(main: Callable[[World], None]) -> None:
-    """Start MPI, call main(world), and end all ranks together.
+def run(main: Callable[[World], None], device: DeviceChoice = "cpu") -> None:
+    """Start MPI, call main(world), and end all ranks together; device: as in `start`.
 
     Exit code 0 if main returned everywhere; 2 if every rank raised the same InputError,
     whose text is printed once; 130 after Ctrl-C; else that of the failure.
     """
     try:
-        world = start()
+        world = start(device)
         threading.excepthook = end_job_after_thread
         if world.rank == 0:
             for warning in world.warnings:

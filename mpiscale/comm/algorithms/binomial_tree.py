@@ -98,15 +98,17 @@ def binomial_broadcast(x: Array, comm: Communicator, root: int) -> Steps:
 
 
 @Reduce
-def binomial_reduce(total: Array, comm: Communicator, op: np.ufunc, root: int) -> Steps:
-    """Leave the sum in the root's `total`; the others hold partial sums."""
+def binomial_reduce(
+    x: Array, total: Array, comm: Communicator, op: np.ufunc, root: int
+) -> Steps:
+    """Leave the sum of x in the root's `total`; the others use it as working space."""
     node = Node(comm.rank, comm.size, root)
     inbox = array_module(total).empty_like(total)
     for child in node.children:
         yield (comm.Irecv(inbox, node.rank_of(child)),)
-        op(total, inbox, out=total)
+        x = op(x, inbox, out=total)
     if node.parent is not None:
-        yield (comm.Isend(total, node.parent),)
+        yield (comm.Isend(x, node.parent),)
 
 
 @Gather

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from mpiscale.backend import Array
+from mpiscale.backend import Array, array_module
 
 
 class Chunks:
@@ -32,6 +32,17 @@ class Chunks:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+
+def block(number: int, length: int) -> slice:
+    """The aligned block of `length` numbers with `number` in it: 5, 4 -> 4 ... 7."""
+    first = number // length * length
+    return slice(first, first + length)
+
+
+def is_in_place(x: Array, sums: Array) -> bool:
+    """Whether a reduction of x leaves its sums in x itself: if not, they lie apart."""
+    return bool(array_module(x).may_share_memory(x, sums))
 
 
 def even_counts(n: int, p: int) -> list[int]:

@@ -40,15 +40,19 @@ def hierarchical_all_reduce(
     inside = groups.inside
 
     def hierarchical_all_reduce(
-        total: Array, comm: Communicator, op: np.ufunc
+        x: Array, total: Array, comm: Communicator, op: np.ufunc
     ) -> Steps:
-        """Replace the flat array `total` by its sum over the ranks."""
-        counts = even_counts(total.size, groups.carriers)
+        """Fill `total` with the sum of the flat array x; may be in place."""
+        counts = even_counts(x.size, groups.carriers)
         counts += [0] * (inside.size - groups.carriers)
-        chunks = Chunks(total, counts)
-        yield from scatter.steps(chunks, inside, op)
-        if groups.across is not None:
-            yield from across.steps(chunks[inside.rank], groups.across, op)
-        yield from gather.steps(chunks, inside)
+        sums = Chunks(total, counts)
+        mine = sums[inside.rank]
+        if inside.size > 1:
+            yield from scatter.steps(Chunks(x, counts), sums, inside, op)
+        else:
+            mine = x
+        if groups.across is not None and groups.across.size > 1:
+            yield from across.steps(mine, sums[inside.rank], groups.across, op)
+        yield from gather.steps(sums, inside)
 
     return AllReduce(hierarchical_all_reduce)

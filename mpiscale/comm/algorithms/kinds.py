@@ -4,7 +4,7 @@ An algorithm is written once, as steps on a flat array that MPI can carry
 (`running.py`). Its kind makes the call that users want out of it:
 
     @AllReduce
-    def ring_all_reduce(total, comm, op): ...      steps: in place, on total [n]
+    def ring_all_reduce(x, total, comm, op): ...   steps: x [n] -> total [n]
 
     y = ring_all_reduce(x, comm)                   any shape, strides and type of number
     ring_all_reduce(x, comm, np.maximum, out=x)    in place
@@ -57,8 +57,11 @@ class Algorithm(Generic[P]):
         return self.name
 
 
-class AllReduce(Algorithm[[Array, Communicator, np.ufunc]]):
-    """steps(total [n], comm, op): replace total by its sum over the ranks."""
+class AllReduce(Algorithm[[Array, Array, Communicator, np.ufunc]]):
+    """steps(x [n], total [n], comm, op): fill total with the sum of x over the ranks.
+
+    x stays as it is, unless it is total: in place. There are at least two ranks.
+    """
 
     def __call__(
         self, x: Array, comm: Communicator, op: np.ufunc = np.add, out: Any = None
@@ -70,13 +73,19 @@ class AllReduce(Algorithm[[Array, Communicator, np.ufunc]]):
         self, x: Array, comm: Communicator, op: np.ufunc = np.add, out: Any = None
     ) -> Running:
         """Start to reduce; x and out must be left alone until the request is done."""
-        landing = _summands(x, out)
-        steps = self.steps(landing.wire, comm, op)
+        terms, landing = _terms_and_sums(x, out)
+        steps = self.steps(terms, landing.wire, comm, op)
+        if comm.size == 1:
+            steps = _copy(terms, landing.wire)
         return Running(steps, landing.finish, landing.target)
 
 
-class ReduceScatter(Algorithm[[Chunks, Communicator, np.ufunc]]):
-    """steps(chunks, comm, op): leave in chunk `rank` its sum; use the others freely."""
+class ReduceScatter(Algorithm[[Chunks, Chunks, Communicator, np.ufunc]]):
+    """steps(x, sums, comm, op): leave in sums[rank] the sum of x[rank] over the ranks.
+
+    x stays as it is, unless it is sums: in place. The other chunks of sums are working
+    space. There are at least two ranks.
+    """
 
     def __call__(
         self,
@@ -106,12 +115,16 @@ class ReduceScatter(Algorithm[[Chunks, Communicator, np.ufunc]]):
         counts = checked_counts(counts, x.size, comm.size)
         out = _array_of(x, counts[comm.rank], out)
         in_place = is_chunk_of(x, counts, comm.rank, out)
-        chunks = Chunks(_summands(x, x if in_place else None).wire, counts)
+        terms, landing = _terms_and_sums(x, x if in_place else None)
+        sums = Chunks(landing.wire, counts)
+        steps = self.steps(Chunks(terms, counts), sums, comm, op)
+        if comm.size == 1:
+            steps = _copy(terms, landing.wire)
 
         def finish() -> None:
-            out.reshape(-1)[...] = chunks[comm.rank]
+            out[...] = sums[comm.rank].reshape(out.shape)
 
-        return Running(self.steps(chunks, comm, op), finish, out)
+        return Running(steps, finish, out)
 
 
 class AllGather(Algorithm[[Chunks, Communicator]]):
@@ -200,8 +213,11 @@ class Broadcast(Algorithm[[Array, Communicator, int]]):
         return Running(self.steps(landing.wire, comm, root), landing.finish, x)
 
 
-class Reduce(Algorithm[[Array, Communicator, np.ufunc, int]]):
-    """steps(total [n], comm, op, root): leave the sum in the root's total."""
+class Reduce(Algorithm[[Array, Array, Communicator, np.ufunc, int]]):
+    """steps(x [n], total [n], comm, op, root): leave the sum in the root's total.
+
+    The others' total is working space. There are at least two ranks.
+    """
 
     def __call__(
         self, x: Array, comm: Communicator, op: np.ufunc = np.add, root: int = 0
@@ -216,9 +232,11 @@ class Reduce(Algorithm[[Array, Communicator, np.ufunc, int]]):
     ) -> Running:
         """Start to reduce; x must be left alone until the request is done."""
         check_root(root, comm.size)
-        landing = _summands(x, None)
+        terms, landing = _terms_and_sums(x, None)
         result = landing.target if comm.rank == root else None
-        steps = self.steps(landing.wire, comm, op, root)
+        steps = self.steps(terms, landing.wire, comm, op, root)
+        if comm.size == 1:
+            steps = _copy(terms, landing.wire)
         return Running(steps, landing.finish, result)
 
 
@@ -298,8 +316,11 @@ class Scatter(Algorithm[[Chunks, Array, Communicator, int]]):
         return Running(steps, landing.finish, out)
 
 
-def _summands(x: Array, out: Array | None) -> Landing:
-    """Flat working space that holds x, and ends up in out (a new array if None)."""
+def _terms_and_sums(x: Array, out: Array | None) -> tuple[Array, Landing]:
+    """x flat, and flat space for the sums, which ends up in out (new if None).
+
+    Both are the same memory if out is x.
+    """
     target = array_module(x).empty(x.shape, x.dtype) if out is None else out
     if (target.shape, target.dtype) != (x.shape, x.dtype):
         raise ValueError(
@@ -307,9 +328,19 @@ def _summands(x: Array, out: Array | None) -> Landing:
             f"shape {target.shape}"
         )
     landing = Landing(target, "out", reduced=True, filled=target is x)
-    if target is not x:
-        landing.wire.reshape(x.shape)[...] = x
-    return landing
+    if target is x:
+        return landing.wire, landing
+    terms = outgoing(x, "x", reduced=True)
+    if array_module(x).may_share_memory(terms, landing.wire):
+        terms = terms.copy()
+    return terms, landing
+
+
+def _copy(source: Array, target: Array) -> Steps:
+    """What a reduction over one rank has to do."""
+    if target is not source:
+        target[...] = source
+    yield ()
 
 
 def _array_of(x: Array, n: int, out: Array | None) -> Array:

@@ -4,8 +4,8 @@ A reduce-scatter and an all-gather, as in the ring, but each with lg p messages 
 of p - 1: the least traffic with few messages.
 
 Traffic: 2 lg p messages, 2 (p - 1) / p n elements. Where p is no power of two
-(`folded.py`), a rank that sits out sends n to its partner first, which sends the n
-sums back at the end.
+(`folded.py`), the same for the power of two below it; a rank that sits out sends n to
+its partner first, which sends the n sums back at the end, in one message more.
 
 Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004,
 section 4.
@@ -28,19 +28,22 @@ from mpiscale.comm.communicator import Communicator
 
 
 @AllReduce
-def rabenseifner_all_reduce(total: Array, comm: Communicator, op: np.ufunc) -> Steps:
-    """Replace the flat array `total` by its sum over the ranks."""
+def rabenseifner_all_reduce(
+    x: Array, total: Array, comm: Communicator, op: np.ufunc
+) -> Steps:
+    """Fill `total` with the sum of the flat array x over the ranks; may be in place."""
     ranks = Folded(comm.size, comm.rank)
     if ranks.sits_out:
-        yield (comm.Isend(total, comm.rank + 1),)
+        yield (comm.Isend(x, comm.rank + 1),)
         yield (comm.Irecv(total, comm.rank + 1),)
         return
     if ranks.in_pair:
         inbox = array_module(total).empty_like(total)
         yield (comm.Irecv(inbox, comm.rank - 1),)
-        op(total, inbox, out=total)
-    chunks = Chunks(total, even_counts(total.size, ranks.size))
-    yield from halve_what_is_summed(chunks, ranks, comm, op)
-    yield from double_what_is_held(chunks, ranks, comm)
+        x = op(x, inbox, out=total)
+    counts = even_counts(x.size, ranks.size)
+    sums = Chunks(total, counts)
+    yield from halve_what_is_summed(Chunks(x, counts), sums, ranks, comm, op)
+    yield from double_what_is_held(sums, ranks, comm)
     if ranks.in_pair:
         yield (comm.Isend(total, comm.rank - 1),)

@@ -9,8 +9,9 @@ rank 2   2 <-> 3 of 3      2 3 <-> 0 1 of 0
 rank 3   3 <-> 2 of 2      2 3 <-> 0 1 of 1
 
 Traffic: lg p messages, (p - 1) / p n elements. Where p is no power of two
-(`folded.py`), a rank that sits out sends its chunk to its partner, which in the end
-sends it all that it lacks, in two messages.
+(`folded.py`), lg p is rounded down, and a pair counts as one rank with two chunks. The
+one that sits out sends its chunk to its partner, which in the end sends it all that it
+lacks: n less that chunk, in two messages.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 operations in MPICH", Int. J. High Perform. Comput. Appl. 19(1), 2005, section 4.1.
@@ -18,7 +19,7 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19(1), 2005, section 4
 
 from __future__ import annotations
 
-from mpiscale.comm.algorithms.chunks import Chunks
+from mpiscale.comm.algorithms.chunks import Chunks, block
 from mpiscale.comm.algorithms.folded import Folded
 from mpiscale.comm.algorithms.kinds import AllGather
 from mpiscale.comm.algorithms.running import Steps
@@ -51,11 +52,8 @@ def double_what_is_held(chunks: Chunks, ranks: Folded, comm: Communicator) -> St
     """The algorithm itself, on a power of two of ranks with a chunk for each."""
     distance = 1
     while distance < ranks.size:
-        mine = ranks.number // distance * distance  # the first of `distance` chunks
+        mine = block(ranks.number, distance)
+        theirs = block(ranks.number ^ distance, distance)
         partner = ranks.rank_of(ranks.number ^ distance)
-        theirs = mine ^ distance
-        yield (
-            comm.Irecv(chunks[theirs : theirs + distance], partner),
-            comm.Isend(chunks[mine : mine + distance], partner),
-        )
+        yield comm.Irecv(chunks[theirs], partner), comm.Isend(chunks[mine], partner)
         distance *= 2

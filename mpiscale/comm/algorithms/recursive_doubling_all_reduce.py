@@ -9,7 +9,8 @@ rank 2   with 3   with 0
 rank 3   with 2   with 1
 
 Traffic: lg p messages of n elements each: best for small n. Where p is no power of two
-(`folded.py`), a rank that sits out sends n once, its partner n once more.
+(`folded.py`), lg p is rounded down; a rank that sits out sends one message, its partner
+one more than the others.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 operations in MPICH", Int. J. High Perform. Comput. Appl. 19(1), 2005, section 4.5.
@@ -28,23 +29,23 @@ from mpiscale.comm.communicator import Communicator
 
 @AllReduce
 def recursive_doubling_all_reduce(
-    total: Array, comm: Communicator, op: np.ufunc
+    x: Array, total: Array, comm: Communicator, op: np.ufunc
 ) -> Steps:
-    """Replace the flat array `total` by its sum over the ranks."""
+    """Fill `total` with the sum of the flat array x over the ranks; may be in place."""
     ranks = Folded(comm.size, comm.rank)
     if ranks.sits_out:
-        yield (comm.Isend(total, comm.rank + 1),)
+        yield (comm.Isend(x, comm.rank + 1),)
         yield (comm.Irecv(total, comm.rank + 1),)
         return
     inbox = array_module(total).empty_like(total)
     if ranks.in_pair:
         yield (comm.Irecv(inbox, comm.rank - 1),)
-        op(total, inbox, out=total)
+        x = op(x, inbox, out=total)
     distance = 1
     while distance < ranks.size:
         partner = ranks.rank_of(ranks.number ^ distance)
-        yield comm.Irecv(inbox, partner), comm.Isend(total, partner)
-        op(total, inbox, out=total)
+        yield comm.Irecv(inbox, partner), comm.Isend(x, partner)
+        x = op(x, inbox, out=total)
         distance *= 2
     if ranks.in_pair:
         yield (comm.Isend(total, comm.rank - 1),)

@@ -24,8 +24,9 @@ from mpiscale.comm.communicator import Communicator
 
 
 @AllReduce
-def ring_all_reduce(total: Array, comm: Communicator, op: np.ufunc) -> Steps:
-    """Replace the flat array `total` by its sum over the ranks."""
-    chunks = Chunks(total, even_counts(total.size, comm.size))
-    yield from ring_reduce_scatter.steps(chunks, comm, op)
-    yield from ring_all_gather.steps(chunks, comm)
+def ring_all_reduce(x: Array, total: Array, comm: Communicator, op: np.ufunc) -> Steps:
+    """Fill `total` with the sum of the flat array x over the ranks; may be in place."""
+    counts = even_counts(x.size, comm.size)
+    sums = Chunks(total, counts)
+    yield from ring_reduce_scatter.steps(Chunks(x, counts), sums, comm, op)
+    yield from ring_all_gather.steps(sums, comm)

@@ -21,21 +21,24 @@ from __future__ import annotations
 import numpy as np
 
 from mpiscale.backend import array_module
-from mpiscale.comm.algorithms.chunks import Chunks
+from mpiscale.comm.algorithms.chunks import Chunks, is_in_place
 from mpiscale.comm.algorithms.kinds import ReduceScatter
 from mpiscale.comm.algorithms.running import Steps
 from mpiscale.comm.communicator import Communicator
 
 
 @ReduceScatter
-def ring_reduce_scatter(chunks: Chunks, comm: Communicator, op: np.ufunc) -> Steps:
-    """Leave in chunk `rank` its sum over the ranks; the others hold partial sums."""
+def ring_reduce_scatter(
+    x: Chunks, sums: Chunks, comm: Communicator, op: np.ufunc
+) -> Steps:
+    """Leave in sums[rank] the sum of x[rank] over the ranks; may be in place."""
     p, rank = comm.size, comm.rank
     left, right = (rank - 1) % p, (rank + 1) % p
-    inbox = array_module(chunks.flat).empty(max(chunks.counts), chunks.flat.dtype)
+    in_place = is_in_place(x.flat, sums.flat)
+    inbox = array_module(x.flat).empty(max(x.counts) * in_place, x.flat.dtype)
+    outgoing = x[left]
     for step in range(p - 1):
-        sent, received = (rank - 1 - step) % p, (rank - 2 - step) % p
-        mine = chunks[received]
-        arrived = inbox[: mine.size]
-        yield comm.Irecv(arrived, left), comm.Isend(chunks[sent], right)
-        op(mine, arrived, out=mine)
+        received = (rank - 2 - step) % p
+        arrived = inbox[: x.counts[received]] if in_place else sums[received]
+        yield comm.Irecv(arrived, left), comm.Isend(outgoing, right)
+        outgoing = op(x[received], arrived, out=sums[received])

@@ -4,6 +4,10 @@
 A collective algorithm is a generator: it starts its messages of one step, yields their
 requests, and goes on when they are done. So one text serves both forms of a call: the
 blocking one waits at each `yield`, the non-blocking one goes on whenever it is tested.
+
+A step must be able to end by itself: no receive may be posted ahead for a message that
+its sender starts in a later step. NCCL runs the messages of a step as one, and would
+wait for ever.
 """
 
 from __future__ import annotations
