@@ -20,13 +20,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiscale.backend import Array, array_module
+from mpiscale.comm.algorithms.checks import check_length
 from mpiscale.comm.algorithms.chunks import Chunks
 from mpiscale.comm.algorithms.kinds import (
     AllGather,
     AllReduce,
     AllToAll,
     ReduceScatter,
-    check_length,
 )
 from mpiscale.comm.algorithms.running import Running, nothing
 from mpiscale.comm.buffers import BlockSpec, block_spec

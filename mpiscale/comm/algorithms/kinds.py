@@ -30,20 +30,27 @@ Where chunks may differ in length, `counts` gives their numbers of elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, ParamSpec
 
 import numpy as np
 
 from mpiscale.backend import Array, array_module
-from mpiscale.comm.algorithms.chunks import Chunks, even_counts
+from mpiscale.comm.algorithms.checks import (
+    Counts,
+    array_of,
+    check_length,
+    check_root,
+    checked_counts,
+    is_chunk_of,
+)
+from mpiscale.comm.algorithms.chunks import Chunks
 from mpiscale.comm.algorithms.running import Running, Steps
 from mpiscale.comm.buffers import Landing, carried_dtype, outgoing
 from mpiscale.comm.communicator import Communicator
 from mpiscale.errors import block_length
 
 P = ParamSpec("P")
-Counts = Sequence[int] | None
 
 
 class Algorithm(Generic[P]):
@@ -113,7 +120,7 @@ class ReduceScatter(Algorithm[[Chunks, Chunks, Communicator, np.ufunc]]):
     ) -> Running:
         """Start to reduce; x and out must be left alone until the request is done."""
         counts = checked_counts(counts, x.size, comm.size)
-        out = _array_of(x, counts[comm.rank], out)
+        out = array_of(x, counts[comm.rank], out)
         in_place = is_chunk_of(x, counts, comm.rank, out)
         terms, landing = _terms_and_sums(x, x if in_place else None)
         sums = Chunks(landing.wire, counts)
@@ -146,7 +153,7 @@ class AllGather(Algorithm[[Chunks, Communicator]]):
         counts = [x.size] * comm.size if counts is None else list(counts)
         checked_counts(counts, sum(counts), comm.size)
         check_length("x", x.size, counts[comm.rank])
-        out = _array_of(x, sum(counts), out)
+        out = array_of(x, sum(counts), out)
         in_place = is_chunk_of(out, counts, comm.rank, x)
         landing = Landing(out, "out", filled=in_place)
         chunks = Chunks(landing.wire, counts)
@@ -189,7 +196,7 @@ class AllToAll(Algorithm[[Chunks, Chunks, Communicator]]):
             block = block_length(x.size, comm.size, "x")
             send_counts = recv_counts = [block] * comm.size
         checked_counts(send_counts, x.size, comm.size)
-        out = _array_of(x, sum(recv_counts), out)
+        out = array_of(x, sum(recv_counts), out)
         checked_counts(recv_counts, out.size, comm.size)
         wire, landing = outgoing(x, "x"), Landing(out, "out")
         if array_module(x).may_share_memory(wire, landing.wire):
@@ -341,61 +348,3 @@ def _copy(source: Array, target: Array) -> Steps:
     if target is not source:
         target[...] = source
     yield ()
-
-
-def _array_of(x: Array, n: int, out: Array | None) -> Array:
-    """`out` if it has n elements of x's type; a new flat array if it is None."""
-    if out is None:
-        return array_module(x).empty(n, x.dtype)
-    if out.dtype != x.dtype:
-        raise TypeError(f"out must be of x's type {x.dtype}, got {out.dtype}")
-    check_length("out", out.size, n)
-    return out
-
-
-def is_chunk_of(whole: Array, counts: Sequence[int], rank: int, part: Array) -> bool:
-    """Whether `part` is the memory of chunk `rank` of `whole`.
-
-    Raises:
-        ValueError: if they share memory otherwise.
-    """
-    if not array_module(whole).may_share_memory(whole, part):
-        return False
-    if whole.flags.c_contiguous and part.flags.c_contiguous:
-        chunk = Chunks(whole.reshape(-1), counts)[rank]
-        if address(chunk) == address(part) and chunk.nbytes == part.nbytes:
-            return True
-    raise ValueError(
-        f"x and out share memory, but the smaller is not chunk {rank} of the other, "
-        f"chunks of {list(counts)} elements: pass that chunk, or a copy"
-    )
-
-
-def address(x: Array) -> int:
-    """Where the first element of x lies."""
-    interface = getattr(x, "__cuda_array_interface__", None) or x.__array_interface__
-    return int(interface["data"][0])
-
-
-def checked_counts(counts: Counts, n: int, p: int) -> list[int]:
-    """`counts` if there are p of them, which make n; an even cut if None."""
-    if counts is None:
-        return even_counts(n, p)
-    if len(counts) != p or min(counts) < 0 or sum(counts) != n:
-        raise ValueError(
-            f"expected {p} counts >= 0, one for each rank, that sum to {n} elements; "
-            f"got {list(counts)}"
-        )
-    return list(counts)
-
-
-def check_length(role: str, got: int, expected: int) -> None:
-    """Refuse an array of another length."""
-    if got != expected:
-        raise ValueError(f"{role} must have {expected} elements, got {got}")
-
-
-def check_root(root: int, p: int) -> None:
-    """Refuse a root that is no rank."""
-    if not 0 <= root < p:
-        raise ValueError(f"root must be a rank, 0 ... {p - 1}, got {root}")
