@@ -6,12 +6,11 @@ python examples/gpt_serial.py --steps 50
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.world import World, run
 from mpiscale.errors import InputError
-from mpiscale.nn.language_model import LanguageModel
 from mpiscale.train.config import TrainConfig, parse
 from mpiscale.train.loop import train
+from mpiscale.train.strategy import Strategy, one_replica, serial_model
 
 
 @dataclass(frozen=True)
@@ -20,11 +19,6 @@ class NoTraffic:
 
     sent_bytes: int = 0
     formula: str = "nothing: one rank"
-
-
-def build(config: TrainConfig, vocabulary: int, comm: Communicator) -> LanguageModel:
-    """The serial model."""
-    return config.build_model(vocabulary)
 
 
 def main(world: World) -> None:
@@ -36,7 +30,14 @@ def main(world: World) -> None:
         )
     defaults = TrainConfig(out=Path("runs/gpt_serial"))
     config = parse(world, "Train a language model on one process.", defaults)
-    train(world, config, build, world.comm, "one process", lambda *_: NoTraffic())
+    strategy = Strategy(
+        mesh="one process",
+        build=serial_model,
+        model_group=world.comm,
+        data_parallel=one_replica(world, config),
+        traffic=lambda model, dp: NoTraffic(),
+    )
+    train(world, config, strategy)
 
 
 if __name__ == "__main__":

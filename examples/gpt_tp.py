@@ -9,12 +9,14 @@ from pathlib import Path
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.process_mesh import ProcessMesh
 from mpiscale.comm.world import World, run
-from mpiscale.nn.flat import FlatParameters
 from mpiscale.nn.language_model import LanguageModel
+from mpiscale.parallel.data_parallel.interface import DataParallel
+from mpiscale.parallel.step_traffic import StepTraffic
 from mpiscale.parallel.tensor_parallel.tensor_parallelize import tensor_parallelize
-from mpiscale.parallel.tensor_parallel.traffic import StepTraffic, step_traffic
+from mpiscale.parallel.tensor_parallel.traffic import step_traffic
 from mpiscale.train.config import TrainConfig, parse
 from mpiscale.train.loop import train
+from mpiscale.train.strategy import Strategy, one_replica
 
 
 def build(config: TrainConfig, vocabulary: int, comm: Communicator) -> LanguageModel:
@@ -31,9 +33,9 @@ def main(world: World) -> None:
     mesh = ProcessMesh(world.comm, tp=world.size)
     tp = mesh.along("tp")
 
-    def traffic(model: LanguageModel, flat: FlatParameters) -> StepTraffic:
+    def traffic(model: LanguageModel, dp: DataParallel) -> StepTraffic:
         return step_traffic(
-            flat,
+            dp.parameters,
             config.layers,
             config.width,
             config.batch * config.length,
@@ -42,7 +44,8 @@ def main(world: World) -> None:
             tp,
         )
 
-    train(world, config, build, tp, str(mesh), traffic)
+    replica = one_replica(world, config)
+    train(world, config, Strategy(str(mesh), build, tp, replica, traffic))
 
 
 if __name__ == "__main__":

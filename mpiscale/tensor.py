@@ -95,8 +95,8 @@ class Tensor:
     """An array and, unless it is a leaf, the op that made it.
 
     Leaves are parameters and inputs; `backward` leaves their gradients in `.grad`,
-    which lies in `grad_buffer` if one is set. `on_grad_ready` is called with the leaf
-    as soon as its gradient is complete.
+    in the memory that `grad_space()` gives if that is set. `on_grad_ready` is called
+    with the leaf as soon as its gradient is complete.
     """
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
@@ -107,7 +107,7 @@ class Tensor:
             )
         self.requires_grad = requires_grad
         self.grad: Array | None = None
-        self.grad_buffer: Array | None = None
+        self.grad_space: Callable[[], Array] | None = None
         self.on_grad_ready: Callable[[Tensor], None] | None = None
         self._source: tuple[Node, int] | None = None
 
@@ -173,9 +173,8 @@ class Tensor:
         _check_shape(grad.shape, self.shape)
         accumulate = self.grad is not None
         if self.grad is None:
-            self.grad = self.grad_buffer
-        if self.grad is None:
-            self.grad = np.empty(self.shape, self.dtype)
+            space = self.grad_space
+            self.grad = space() if space else np.empty(self.shape, self.dtype)
         if isinstance(grad, LazyGradient):
             grad.write(self.grad, accumulate)
         elif accumulate:

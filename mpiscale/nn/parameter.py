@@ -70,14 +70,13 @@ class Parameter(Tensor):
         self.shard: Shard | None = None
         self.ties: list[Any] = []  # declared by parallel/tied_parameters.py
         self.name = ""
+        self.absent = "call materialize(model, seed, dtype) first"
         self.requires_grad = True
 
     def __getattr__(self, attribute: str) -> Any:  # called only where there is none
         if attribute == "data":
             name = self.__dict__.get("name") or "a parameter"
-            raise RuntimeError(
-                f"{name} has no values yet: call materialize(model, seed, dtype) first"
-            )
+            raise RuntimeError(f"{name} has no values: {self.absent}")
         raise AttributeError(attribute)
 
     def __repr__(self) -> str:

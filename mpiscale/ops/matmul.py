@@ -43,14 +43,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"bias of shape {bias.shape} and {bias.dtype} does not fit weight "
             f"{weight.shape}: expected ({m},) and {x.dtype}"
         )
-    rows, w = x.data.reshape(-1, n), weight.data
+    rows = x.data.reshape(-1, n)
     y = np.empty((rows.shape[0], m), x.dtype)
-    product_into(rows, w, y, bias=None if bias is None else bias.data)
+    product_into(rows, weight.data, y, bias=None if bias is None else bias.data)
     x_shape, wants_dx = x.shape, x.requires_grad
 
     def backward(grad: Array) -> tuple[Array | LazyGradient | None, ...]:
         dy = grad.reshape(-1, m)
-        dx = matrix_product(dy, w.T).reshape(x_shape) if wants_dx else None
+        dx = None
+        if wants_dx:  # the weight may have been released and fetched since
+            dx = matrix_product(dy, weight.data.T).reshape(x_shape)
         dw = lazy_product(rows.T, dy)
         return (dx, dw) if bias is None else (dx, dw, dy.sum(axis=0))
 
@@ -66,15 +68,15 @@ def vocabulary_logits(x: Tensor, table: Tensor) -> Tensor:
     """
     _check_operands(x, table, "table", axis=1)
     v, d = table.shape
-    rows, e = x.data.reshape(-1, d), table.data
+    rows = x.data.reshape(-1, d)
     x_shape = x.shape
 
     def backward(grad: Array) -> tuple[Array, LazyGradient]:
         dlogits = grad.reshape(-1, v)
-        dx = matrix_product(dlogits, e).reshape(x_shape)
+        dx = matrix_product(dlogits, table.data).reshape(x_shape)
         return dx, lazy_product(dlogits.T, rows)
 
-    logits = matrix_product(rows, e.T).reshape(*x.shape[:-1], v)
+    logits = matrix_product(rows, table.data.T).reshape(*x.shape[:-1], v)
     return Tensor.from_op(logits, (x, table), backward)
 
 

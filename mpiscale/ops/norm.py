@@ -16,13 +16,13 @@ def layer_norm(
     Backward, with h = (x - mean) r, r = 1 / sqrt(variance + eps), g = gain dy:
         dx = r (g - mean(g) - h mean(g h)),  dgain = sum dy h,  dbias = sum dy.
     """
-    data, g = x.data, gain.data
-    b = None if bias is None else bias.data
-    y, mean, rstd = kernels.layer_norm(data, g, b, eps)
+    data, b = x.data, None if bias is None else bias.data
+    y, mean, rstd = kernels.layer_norm(data, gain.data, b, eps)
+    has_bias = bias is not None
 
     def backward(dy: Array) -> tuple[Array, ...]:
-        dx, dgain, dbias = kernels.layer_norm_backward(dy, data, g, mean, rstd)
-        return (dx, dgain) if b is None else (dx, dgain, dbias)
+        dx, dgain, dbias = kernels.layer_norm_backward(dy, data, gain.data, mean, rstd)
+        return (dx, dgain, dbias) if has_bias else (dx, dgain)
 
     inputs = (x, gain) if bias is None else (x, gain, bias)
     return Tensor.from_op(y, inputs, backward)
@@ -35,11 +35,11 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float = 1e-5) -> Tensor:
     Backward, with h = x r, r = 1 / sqrt(mean(x^2) + eps), g = gain dy:
         dx = r (g - h mean(g h)),  dgain = sum dy h.
     """
-    data, g = x.data, gain.data
-    y, rstd = kernels.rms_norm(data, g, eps)
+    data = x.data
+    y, rstd = kernels.rms_norm(data, gain.data, eps)
 
     def backward(dy: Array) -> tuple[Array, ...]:
-        dx, dgain = kernels.rms_norm_backward(dy, data, g, rstd)
+        dx, dgain = kernels.rms_norm_backward(dy, data, gain.data, rstd)
         return dx, dgain
 
     return Tensor.from_op(y, (x, gain), backward)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpiscale.backend import Array
 from mpiscale.kernels.adamw import adamw
-from mpiscale.nn.flat import FlatParameters
+from mpiscale.optim.updatable import Updatable
 
 
 class AdamW:
@@ -17,44 +17,42 @@ class AdamW:
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
     p = p - lr weight_decay p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
+    Attributes:
+        m, v: [target.size] the moments.
+
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", 2019,
     algorithm 2.
     """
 
     def __init__(
         self,
-        flat: FlatParameters,
+        target: Updatable,
         beta1: float = 0.9,
         beta2: float = 0.95,
         eps: float = 1e-8,
         weight_decay: float = 0.1,
     ) -> None:
-        self.flat = flat
+        self.target = target
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.weight_decay = weight_decay
-        self.m: Array = np.zeros_like(flat.grad)
-        self.v: Array = np.zeros_like(flat.grad)
+        self.m: Array = np.zeros(target.size, target.grad_dtype)
+        self.v: Array = np.zeros(target.size, target.grad_dtype)
         self.steps = 0
 
     def step(self, lr: float) -> None:
         """Update the parameters from their gradients."""
-        self.flat.complete_grad()
         self.steps += 1
-        end = self.flat.decay_end
-        for part, decay in (
-            (slice(0, end), self.weight_decay),
-            (slice(end, None), 0.0),
-        ):
+        for data, grad, state, decays in self.target.segments():
             adamw(
-                self.flat.data[part],
-                self.flat.grad[part],
-                self.m[part],
-                self.v[part],
+                data,
+                grad,
+                self.m[state],
+                self.v[state],
                 lr,
                 self.beta1,
                 self.beta2,
                 self.eps,
-                decay,
+                self.weight_decay if decays else 0.0,
                 self.steps,
             )
 

@@ -21,10 +21,11 @@ import numpy as np
 
 from mpiscale.backend import Array
 from mpiscale.comm.communicator import Communicator
-from mpiscale.nn.parameter import Parameter
+from mpiscale.nn.flat import Piece
 from mpiscale.optim.clip import sum_of_squares
 
 Region = tuple[slice, ...]
+Index = slice | Array
 
 
 @dataclass(frozen=True)
@@ -41,46 +42,58 @@ class Tie:
         return self.comm.rank == 0
 
 
-def synchronise(parameters: Iterable[Parameter]) -> None:
-    """Give every holder the sum of their gradients, one message per group of ranks."""
-    groups: dict[int, tuple[Communicator, list[Array]]] = {}
-    for parameter in parameters:
-        for tie in parameter.ties:
+def synchronise(pieces: Iterable[Piece]) -> None:
+    """Give every holder the sum of their gradients, one message per group of ranks.
+
+    All holders of a tie have the same piece of the parameter.
+    """
+    groups: dict[int, tuple[Communicator, list[tuple[Array, Index]]]] = {}
+    for piece in pieces:
+        for tie in piece.parameter.ties:
             if tie.reduction == "sum" and tie.comm.size > 1:
-                assert parameter.grad is not None, "complete_grad() comes first"
-                group = groups.setdefault(id(tie.comm), (tie.comm, []))
-                group[1].append(parameter.grad[tie.region])
-    for comm, views in groups.values():
-        _sum_in_place(views, comm)
+                _, tied = groups.setdefault(id(tie.comm), (tie.comm, []))
+                tied.append((piece.grad, _elements(piece, tie)))
+    for comm, tied in groups.values():
+        _sum_in_place(tied, comm)
 
 
-def _sum_in_place(views: list[Array], comm: Communicator) -> None:
-    mine = np.concatenate([view.reshape(-1) for view in views])
+def _sum_in_place(tied: list[tuple[Array, Index]], comm: Communicator) -> None:
+    terms = [grad[elements] for grad, elements in tied]
+    mine = np.concatenate(terms)
     total = np.empty_like(mine)
     comm.Allreduce(mine, total)
-    ends = np.cumsum([view.size for view in views])[:-1]
-    for view, part in zip(views, np.split(total, ends), strict=True):
-        view[...] = part.reshape(view.shape)
+    ends = np.cumsum([term.size for term in terms])[:-1]
+    for (grad, elements), part in zip(tied, np.split(total, ends), strict=True):
+        grad[elements] = part
 
 
-def gradient_norm(parameters: Iterable[Parameter], comm: Communicator) -> float:
+def gradient_norm(pieces: Iterable[Piece], *groups: Communicator) -> float:
     """L2 norm of the gradient of the whole model, the same on all ranks.
 
-    comm: the ranks over which the model is spread.
+    groups: the ranks over which the gradient is spread: along each dimension of the
+        mesh that cuts the model, or the pieces of its gradients.
     """
-    mine = np.array([sum(_squares_counted_here(p) for p in parameters)])
-    total = np.empty_like(mine)
-    comm.Allreduce(mine, total)
-    return math.sqrt(total[0])
+    squares = np.array([sum(_squares_counted_here(piece) for piece in pieces)])
+    for comm in groups:
+        mine = squares.copy()
+        comm.Allreduce(mine, squares)
+    return math.sqrt(squares[0])
 
 
-def _squares_counted_here(parameter: Parameter) -> float:
-    grad = parameter.grad
-    assert grad is not None, "complete_grad() comes first"
-    elsewhere = [tie.region for tie in parameter.ties if not tie.counts_here]
+def _squares_counted_here(piece: Piece) -> float:
+    elsewhere = [tie for tie in piece.parameter.ties if not tie.counts_here]
     if not elsewhere:
-        return sum_of_squares(grad)
-    counted = np.ones(grad.shape, bool)
-    for region in elsewhere:
-        counted[region] = False
-    return sum_of_squares(grad[counted])
+        return sum_of_squares(piece.grad)
+    counted = np.ones(piece.grad.size, bool)
+    for tie in elsewhere:
+        counted[_elements(piece, tie)] = False
+    return sum_of_squares(piece.grad[counted])
+
+
+def _elements(piece: Piece, tie: Tie) -> Index:
+    """Which elements of the piece the tie is about, as an index into its arrays."""
+    if not tie.region:
+        return slice(None)
+    tied = np.zeros(piece.parameter.local_shape, bool)
+    tied[tie.region] = True
+    return tied.reshape(-1)[piece.place]

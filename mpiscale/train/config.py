@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tyro
@@ -57,6 +57,8 @@ class TrainConfig:
     """Tokens in a sample."""
     batch: int = 16
     """Samples in the global batch of a step."""
+    accumulate: int = 1
+    """Micro-batches into which each rank cuts its samples of a step."""
     tied: bool = True
     """Whether the head uses the embedding's table."""
     dropout: float = 0.0
@@ -98,6 +100,7 @@ class TrainConfig:
         at_least = {"steps": 1, "layers": 1, "width": 1, "heads": 1, "length": 1}
         at_least |= {
             "batch": 1,
+            "accumulate": 1,
             "warmup": 0,
             "log_every": 1,
             "sample": 0,
@@ -167,18 +170,21 @@ def _llama_hidden(width: int) -> int:
     return -(-8 * width // (3 * 64)) * 64
 
 
+Config = TypeVar("Config", bound=TrainConfig)
+
+
 def parse(
     world: World,
     description: str,
-    defaults: TrainConfig,
+    defaults: Config,
     args: Sequence[str] | None = None,
-) -> TrainConfig:
+) -> Config:
     """Settings from `--config FILE.yaml`, then from flags, which win.
 
     Rank 0 reads them and prints help or errors; all ranks return the same settings, or
     leave with the same exit code.
     """
-    config: TrainConfig | None = None
+    config: Config | None = None
     problem: int | str | None = None
     if world.rank == 0:
         try:
@@ -197,20 +203,20 @@ def parse(
 
 
 def _parse_here(
-    description: str, defaults: TrainConfig, args: Sequence[str] | None
-) -> TrainConfig:
+    description: str, defaults: Config, args: Sequence[str] | None
+) -> Config:
     finder = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, usage="--config FILE.yaml"
     )
     finder.add_argument("--config", type=Path)
     found, flags = finder.parse_known_args(args)
     if found.config is not None:
-        flags = yaml_flags(found.config) + flags
+        flags = yaml_flags(found.config, type(defaults)) + flags
     text = f"{description}\n\n--config FILE.yaml sets any of these; flags win over it."
-    return tyro.cli(TrainConfig, default=defaults, args=flags, description=text)
+    return tyro.cli(type(defaults), default=defaults, args=flags, description=text)
 
 
-def yaml_flags(path: Path) -> list[str]:
+def yaml_flags(path: Path, kind: type[TrainConfig] = TrainConfig) -> list[str]:
     """The settings in a YAML file as command-line flags.
 
     Raises:
@@ -225,7 +231,7 @@ def yaml_flags(path: Path) -> list[str]:
             f"--config {path} must hold `name: value` lines, got "
             f"{type(settings).__name__}"
         )
-    known = [field.name for field in fields(TrainConfig)]
+    known = [field.name for field in fields(kind)]
     flags: list[str] = []
     for key, value in settings.items():
         name = str(key).replace("-", "_")

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import h5py
 
-from mpiscale.nn.flat import FlatParameters
 from mpiscale.optim.adamw import AdamW
+from mpiscale.parallel.data_parallel.interface import DataParallel
 
 
 def save_last_state(
-    folder: Path, rank: int, step: int, flat: FlatParameters, optimizer: AdamW
+    folder: Path, rank: int, step: int, dp: DataParallel, optimizer: AdamW
 ) -> Path:
-    """Write this rank's parameters and moments by full name; return the file's path."""
+    """Write what this rank updates, by full name; return the file's path.
+
+    Of a parameter that is cut flat, `first` says where this rank's elements begin.
+    """
     path = folder / f"last_state-rank{rank}.h5"
     with h5py.File(path, "w") as file:
         file.attrs["step"] = step
-        for parameter in flat.parameters:
-            shape = parameter.shape
-            place = flat.place(parameter)
+        for piece in dp.pieces():
+            parameter = piece.parameter
+            is_whole = piece.data.size == math.prod(parameter.local_shape)
+            shape = parameter.local_shape if is_whole else (-1,)
             group = file.create_group(parameter.name)
-            group["value"] = parameter.data
-            group["m"] = optimizer.m[place].reshape(shape)
-            group["v"] = optimizer.v[place].reshape(shape)
+            group.attrs["first"] = piece.place.start
+            group["value"] = piece.data.reshape(shape)
+            group["m"] = optimizer.m[piece.state].reshape(shape)
+            group["v"] = optimizer.v[piece.state].reshape(shape)
     return path

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+
+import numpy as np
 
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.launcher import stdout_is_terminal
@@ -15,13 +17,12 @@ from mpiscale.comm.world import World
 from mpiscale.data.batches import Batch, Batches
 from mpiscale.data.token_file import Split, TokenFile
 from mpiscale.errors import NotFiniteError
-from mpiscale.nn.flat import FlatParameters, materialize
 from mpiscale.nn.language_model import LanguageModel
 from mpiscale.nn.module import evaluating
 from mpiscale.nn.placement import Noise, Placement
 from mpiscale.optim.adamw import AdamW
-from mpiscale.optim.clip import clip
 from mpiscale.optim.lr_schedule import WarmupCosine
+from mpiscale.parallel.data_parallel.interface import DataParallel
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
 from mpiscale.tensor import Tensor, no_grad
 from mpiscale.train.config import TrainConfig
@@ -41,8 +42,9 @@ from mpiscale.train.metrics import (
     StepMetrics,
     draw_loss_curve,
 )
-from mpiscale.train.report import Traffic, describe_run
-from mpiscale.train.warm_up import Build, compile_kernels
+from mpiscale.train.report import describe_run
+from mpiscale.train.strategy import Strategy
+from mpiscale.train.warm_up import compile_kernels
 
 PROMPT = "def "
 
@@ -59,7 +61,7 @@ class Trainer:
     world: World
     config: TrainConfig
     model: LanguageModel
-    flat: FlatParameters
+    dp: DataParallel
     optimizer: AdamW
     schedule: WarmupCosine
     model_group: Communicator
@@ -73,40 +75,60 @@ class Trainer:
                 stay as they were and are written to the run's folder.
         """
         ledger = self.world.comm.ledger
-        self.flat.zero_grad()
-        with ledger.phase("forward"):
-            noise = Noise(self.config.seed, k)
-            loss = batch_loss(self.model, batch, self.config.length, noise)
-        self._stop_unless_finite(k, "loss", loss.item())
-        if self.config.profile == "memory" and self.activations is None:
-            self.activations = saved_bytes(loss, (self.flat.data, self.flat.grad))
-        with ledger.phase("backward"):
-            loss.backward()
-        with ledger.phase("optimizer"):
-            grad = self.flat.complete_grad()
-            synchronise(self.flat.parameters)
-            norm = gradient_norm(self.flat.parameters, self.model_group)
+        self.dp.zero_grad()
+        mine = sum(self._forward_backward(k, batch))
+        with ledger.phase("gradients"):
+            self.dp.finish()
+            loss = sum_over_samples(mine, self.dp)
+            self._stop_unless_finite(k, "loss", loss)
+            pieces = self.dp.pieces()
+            synchronise(pieces)
+            norm = gradient_norm(pieces, *self.dp.shard_groups, self.model_group)
             self._stop_unless_finite(k, "gradient norm", norm)
-            clip(grad, norm, self.config.clip)
+        with ledger.phase("optimizer"):
+            self.dp.clip(norm, self.config.clip)
             self.optimizer.step(self.schedule(k))
-        return loss.item(), norm
+            self.dp.publish()
+        return loss, norm
+
+    def _forward_backward(self, k: int, batch: Batch) -> Iterator[float]:
+        """This rank's part of the loss, for one micro-batch after the other."""
+        ledger, noise = self.world.comm.ledger, Noise(self.config.seed, k)
+        mine = batch.part(*self.dp.samples)
+        for i in range(self.config.accumulate):
+            micro = mine.part(i, self.config.accumulate)
+            is_last = i == self.config.accumulate - 1
+            with nullcontext() if is_last else self.dp.no_sync():
+                with ledger.phase("forward"):
+                    loss = batch_loss(self.model, micro, self.config.length, noise)
+                if self.config.profile == "memory" and self.activations is None:
+                    self.activations = saved_bytes(loss, self.dp.arrays())
+                with ledger.phase("backward"):
+                    loss.backward()
+            yield loss.item()
 
     def evaluate(self, batches: Batches) -> float:
-        """Loss over the first batches of the validation split, in nats per token."""
+        """Loss over the first batches of the validation split, in nats per token.
+
+        Every rank takes its part of each batch, also of a last, smaller one.
+        """
         total, tokens = 0.0, 0
         phase = self.world.comm.ledger.phase("evaluation")
         with evaluating(self.model), no_grad(), phase:
             for batch in batches.evaluation_batches(self.config.eval_batches):
-                loss = batch_loss(self.model, batch, self.config.length)
+                mine = batch.part(*self.dp.samples)
+                loss = batch_loss(self.model, mine, self.config.length)
                 total += loss.item() * batch.valid
                 tokens += batch.valid
+            total = sum_over_samples(total, self.dp)
         return total / max(tokens, 1)
 
     def memory(self, before: int) -> MemoryReport:
         """Where this rank's memory went; `before`: peak before the model was built."""
+        held = self.dp.held()
         return MemoryReport(
-            parameters=self.flat.data.nbytes,
-            gradients=self.flat.grad.nbytes,
+            parameters=held.parameters,
+            gradients=held.gradients,
             optimizer=self.optimizer.m.nbytes + self.optimizer.v.nbytes,
             activations=self.activations or 0,
             before=before,
@@ -118,7 +140,7 @@ class Trainer:
         if math.isfinite(value):
             return
         folder, size = self.config.out, self.world.size
-        save_last_state(folder, self.world.rank, k - 1, self.flat, self.optimizer)
+        save_last_state(folder, self.world.rank, k - 1, self.dp, self.optimizer)
         ranks = f"all {size} ranks" if size > 1 else "rank 0"
         raise NotFiniteError(
             f"{what} is {value} in step {k} on {ranks}; the state after step {k - 1} "
@@ -135,51 +157,51 @@ def batch_loss(
     return model.loss(batch.tokens, batch.labels, placement, batch.valid)
 
 
+def sum_over_samples(mine: float, dp: DataParallel) -> float:
+    """The sum of a number over the ranks that have different samples."""
+    total = np.array([mine])
+    for comm in dp.sample_groups:
+        comm.Allreduce(total.copy(), total)
+    return float(total[0])
+
+
 def make_trainer(
-    world: World, config: TrainConfig, model: LanguageModel, model_group: Communicator
+    world: World, config: TrainConfig, model: LanguageModel, strategy: Strategy
 ) -> Trainer:
     """Give the model its values, and it an optimizer and a learning rate schedule."""
-    flat = materialize(model, config.seed, config.numpy_dtype)
+    dp = strategy.data_parallel(model)
     return Trainer(
         world,
         config,
         model,
-        flat,
-        AdamW(flat, weight_decay=config.weight_decay),
+        dp,
+        AdamW(dp, weight_decay=config.weight_decay),
         WarmupCosine(config.lr, config.warmup, config.steps, config.lr / 10),
-        model_group,
+        strategy.model_group,
     )
 
 
-def train(
-    world: World,
-    config: TrainConfig,
-    build: Build,
-    model_group: Communicator,
-    mesh: str,
-    traffic: Callable[[LanguageModel, FlatParameters], Traffic],
-) -> None:
+def train(world: World, config: TrainConfig, strategy: Strategy) -> None:
     """Train, evaluate, generate a sample, and write metrics and a loss curve.
 
     Args:
         world: all ranks; collective.
         config: the run's settings.
-        build: (config, vocabulary, communicator) -> model, cut but not materialised.
-        model_group: the ranks over which the model is spread.
-        mesh: the layout in words.
-        traffic: what the strategy sends in a step, by its formula.
+        strategy: what runs where.
     """
-    model = build(config, config.vocab, model_group)  # refuses what can't be cut
+    # Refuses what can't be cut, before anything is read or written.
+    model = strategy.build(config, config.vocab, strategy.model_group)
     with open_data(world, config) as tokens:
         batches = _batches(tokens, "train", config)
         held_out = _batches(tokens, "validation", config)
         make_folder(world, config.out)
         before = peak_resident_bytes()
-        compile_kernels(world, config, build)
-        trainer = make_trainer(world, config, model, model_group)
-        expected = traffic(model, trainer.flat)
+        compile_kernels(world, config, strategy.build)
+        trainer = make_trainer(world, config, model, strategy)
+        expected = strategy.traffic(model, trainer.dp)
         if world.rank == 0:
-            report = describe_run(world, config, mesh, model, trainer.flat, expected)
+            held = trainer.dp.held().parameters // config.numpy_dtype.itemsize
+            report = describe_run(world, config, strategy.mesh, model, held, expected)
             print(report, flush=True)
         losses = _run_steps(trainer, batches)
         if config.profile == "memory":
@@ -225,7 +247,7 @@ def step_flops(trainer: Trainer) -> int:
         looked_up.add("token_embedding.weight")
     matrices = sum(
         p.full_size
-        for p in trainer.flat.parameters
+        for p in trainer.dp.parameters
         if p.decays and p.name not in looked_up
     )
     per_token = model_flops_per_token(

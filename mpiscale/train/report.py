@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from mpiscale.comm.world import World
-from mpiscale.nn.flat import FlatParameters
 from mpiscale.nn.language_model import LanguageModel
 from mpiscale.train.config import TrainConfig
 
@@ -27,12 +26,11 @@ def describe_run(
     config: TrainConfig,
     mesh: str,
     model: LanguageModel,
-    flat: FlatParameters,
+    held: int,
     traffic: Traffic,
 ) -> str:
-    """The start-up report, a few aligned lines."""
+    """The start-up report, a few aligned lines; held: parameters on this rank."""
     total = sum(p.full_size for p in model.parameters())
-    held = flat.size
     data = config.data or "the source of Python's standard library"
     heads = f"{config.heads} heads"
     if config.kv_heads not in (None, config.heads):

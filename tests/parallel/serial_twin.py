@@ -51,8 +51,8 @@ def step(model, flat, optimizer, data, comm, k=1, lr=1e-3, max_norm=1.0):
     loss = model.loss(tokens, labels, placement)
     loss.backward()
     grad = flat.complete_grad()
-    synchronise(flat.parameters)
-    norm = gradient_norm(flat.parameters, comm)
+    synchronise(flat.pieces())
+    norm = gradient_norm(flat.pieces(), comm)
     clip(grad, norm, max_norm)
     if optimizer is not None:
         optimizer.step(lr)

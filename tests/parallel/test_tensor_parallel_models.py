@@ -85,7 +85,7 @@ def test_replicated_key_value_heads_sum_their_gradients_in_their_own_group():
     qkv = model.blocks[0].attention.qkv
     for parameter in (qkv.weight, qkv.bias):
         parameter.grad[...] = [1.0, 2.0, 10.0, 20.0][comm.rank]
-    synchronise(flat.parameters)
+    synchronise(flat.pieces())
     total = [3.0, 3.0, 30.0, 30.0][comm.rank]
     own = [1.0, 2.0, 10.0, 20.0][comm.rank]
     q = config.width // comm.size  # own query columns are not shared
@@ -119,7 +119,7 @@ def test_the_norm_counts_replicated_parameters_once():
     up = model.blocks[0].mlp.up.weight.grad
     up[0, 0] = [3.0, 4.0][comm.rank]
     model.final_norm.gain.grad[0] = 12.0
-    assert gradient_norm(flat.parameters, comm) == 13.0
+    assert gradient_norm(flat.pieces(), comm) == 13.0
 
 
 @pytest.mark.mpi(ranks=(1, 2, 4, 8))
@@ -156,7 +156,7 @@ def test_the_ledger_equals_the_traffic_formula_to_the_byte():
         model, flat = make(config, comm, dtype=dtype)
         data = batch(config, batch=3)
         formula = step_traffic(
-            flat, config.layers, config.width, 3 * 7, smoothing, dtype, comm
+            flat.parameters, config.layers, config.width, 3 * 7, smoothing, dtype, comm
         )
         before = comm.ledger.sent_bytes()
         step(model, flat, AdamW(flat), data, comm)

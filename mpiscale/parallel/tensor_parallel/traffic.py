@@ -16,26 +16,17 @@ chunks. Where p does not divide n, some ranks send an element more than others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mpiscale.backend import DType
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.traffic import all_reduce_sent
-from mpiscale.nn.flat import FlatParameters
+from mpiscale.nn.parameter import Parameter
+from mpiscale.parallel.step_traffic import StepTraffic
 
 NORM_BYTES = 8  # one float64
 
 
-@dataclass(frozen=True)
-class StepTraffic:
-    """Bytes that one rank sends in a training step, and the formula they come from."""
-
-    sent_bytes: int
-    formula: str
-
-
 def step_traffic(
-    flat: FlatParameters,
+    parameters: list[Parameter],
     layers: int,
     width: int,
     tokens: int,
@@ -50,7 +41,7 @@ def step_traffic(
     sizes = [n * width] * (4 * layers + 2) + [n, statistics * n]
     sent = sum(all_reduce_sent(k, p, rank) for k in sizes) * size
     formula = f"2 (p - 1) / p x {size} B x N ((4 L + 2) d + {1 + statistics})"
-    for group, elements in _replicated_elements(flat).values():
+    for group, elements in _replicated_elements(parameters).values():
         sent += all_reduce_sent(elements, group.size, group.rank) * size
         k = group.size
         formula += f" + 2 ({k} - 1) / {k} x {size} B x {elements} replicated elements"
@@ -65,11 +56,11 @@ def step_traffic(
 
 
 def _replicated_elements(
-    flat: FlatParameters,
+    parameters: list[Parameter],
 ) -> dict[int, tuple[Communicator, int]]:
     """Group of ranks -> elements whose gradient is summed over it."""
     groups: dict[int, tuple[Communicator, int]] = {}
-    for parameter in flat.parameters:
+    for parameter in parameters:
         for tie in parameter.ties:
             if tie.reduction == "sum" and tie.comm.size > 1:
                 _, so_far = groups.get(id(tie.comm), (tie.comm, 0))

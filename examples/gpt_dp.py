@@ -1,0 +1,59 @@
+"""Train a GPT or Llama on every rank, each on its own samples (data parallelism).
+
+mpirun -n 4 python examples/gpt_dp.py
+mpirun -n 2 python examples/gpt_dp.py --no-overlap --accumulate 4 --steps 50
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpiscale.comm.process_mesh import ProcessMesh
+from mpiscale.comm.world import World, run
+from mpiscale.nn.flat import materialize
+from mpiscale.nn.language_model import LanguageModel
+from mpiscale.parallel.data_parallel.all_reduce_after_backward import (
+    AllReduceAfterBackward,
+)
+from mpiscale.parallel.data_parallel.bucketed_overlap import BucketedOverlap
+from mpiscale.parallel.data_parallel.interface import DataParallel
+from mpiscale.parallel.data_parallel.traffic import step_traffic
+from mpiscale.parallel.step_traffic import StepTraffic
+from mpiscale.train.config import TrainConfig, parse
+from mpiscale.train.loop import train
+from mpiscale.train.strategy import Strategy, serial_model
+
+
+@dataclass(frozen=True)
+class DataParallelConfig(TrainConfig):
+    """The flags of every example, and those of data parallelism."""
+
+    out: Path = Path("runs/gpt_dp")
+    overlap: bool = True
+    """Sum gradients bucket by bucket while backward runs, or all of them after it."""
+
+
+def main(world: World) -> None:
+    """Train with all ranks as replicas."""
+    description = "Train a language model with data parallelism."
+    config = parse(world, description, DataParallelConfig())
+    mesh = ProcessMesh(world.comm, dp=world.size)
+    replicas = mesh.along("dp")
+    alone = world.comm.Split(world.rank, 0)
+
+    def data_parallel(model: LanguageModel) -> DataParallel:
+        flat = materialize(model, config.seed, config.numpy_dtype)
+        kind = BucketedOverlap if config.overlap else AllReduceAfterBackward
+        return kind(flat, replicas)
+
+    def traffic(model: LanguageModel, dp: DataParallel) -> StepTraffic:
+        lengths = [dp.size]
+        if isinstance(dp, BucketedOverlap):
+            lengths = [bucket.place.stop - bucket.place.start for bucket in dp.buckets]
+        return step_traffic(lengths, dp.grad_dtype.itemsize, replicas)
+
+    strategy = Strategy(str(mesh), serial_model, alone, data_parallel, traffic)
+    train(world, config, strategy)
+
+
+if __name__ == "__main__":
+    run(main)

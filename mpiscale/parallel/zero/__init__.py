@@ -1,0 +1,1 @@
+"""ZeRO: data parallelism whose ranks do not all hold the same state."""
