@@ -7,8 +7,12 @@ mpirun -n 2 python examples/gpt_dp.py --no-overlap --accumulate 4 --steps 50
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpiscale.backend import BFLOAT16
+from mpiscale.comm.algorithms.bfloat16_all_reduce import bfloat16_all_reduce
+from mpiscale.comm.chosen_algorithms import Algorithms, with_algorithms
 from mpiscale.comm.process_mesh import ProcessMesh
 from mpiscale.comm.world import World, run
+from mpiscale.errors import InputError
 from mpiscale.nn.flat import materialize
 from mpiscale.nn.language_model import LanguageModel
 from mpiscale.parallel.data_parallel.all_reduce_after_backward import (
@@ -30,26 +34,35 @@ class DataParallelConfig(TrainConfig):
     out: Path = Path("runs/gpt_dp")
     overlap: bool = True
     """Sum gradients bucket by bucket while backward runs, or all of them after it."""
+    compress: bool = False
+    """Send gradients as bfloat16: half the bytes, each sum off by some 0.2 percent."""
 
 
 def main(world: World) -> None:
     """Train with all ranks as replicas."""
     description = "Train a language model with data parallelism."
     config = parse(world, description, DataParallelConfig())
+    if config.compress and config.dtype != "float32":
+        raise InputError(f"--compress sends float32 gradients, got {config.dtype}")
     mesh = ProcessMesh(world.comm, dp=world.size)
     replicas = mesh.along("dp")
+    gradients = replicas
+    if config.compress:
+        algorithms = Algorithms(all_reduce=lambda comm: bfloat16_all_reduce)
+        gradients = with_algorithms(replicas, algorithms)
     alone = world.comm.Split(world.rank, 0)
 
     def data_parallel(model: LanguageModel) -> DataParallel:
         flat = materialize(model, config.seed, config.numpy_dtype)
         kind = BucketedOverlap if config.overlap else AllReduceAfterBackward
-        return kind(flat, replicas)
+        return kind(flat, replicas, gradients)
 
     def traffic(model: LanguageModel, dp: DataParallel) -> StepTraffic:
         lengths = [dp.size]
         if isinstance(dp, BucketedOverlap):
             lengths = [bucket.place.stop - bucket.place.start for bucket in dp.buckets]
-        return step_traffic(lengths, dp.grad_dtype.itemsize, replicas)
+        sent_as = BFLOAT16 if config.compress else dp.grad_dtype
+        return step_traffic(lengths, sent_as.itemsize, replicas)
 
     strategy = Strategy(str(mesh), serial_model, alone, data_parallel, traffic)
     train(world, config, strategy)

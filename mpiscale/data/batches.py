@@ -67,6 +67,10 @@ class Batch:
             documents=self.documents[mine],
         )
 
+    def with_valid(self, valid: int) -> Batch:
+        """The same, with another number by which the loss is divided."""
+        return replace(self, valid=valid)
+
 
 class Batches:
     """`batches(step)` gives the global batch of that step.

@@ -73,7 +73,8 @@ def gradient_norm(pieces: Iterable[Piece], *groups: Communicator) -> float:
     groups: the ranks over which the gradient is spread: along each dimension of the
         mesh that cuts the model, or the pieces of its gradients.
     """
-    squares = np.array([sum(_squares_counted_here(piece) for piece in pieces)])
+    mine_alone = sum(_squares_counted_here(piece) for piece in pieces)
+    squares = np.array([mine_alone], np.float64)  # also where there is no piece
     for comm in groups:
         mine = squares.copy()
         comm.Allreduce(mine, squares)

@@ -79,6 +79,8 @@ class TrainConfig:
     """Steps between two printed lines."""
     eval_batches: int = 8
     """Batches of the validation split used for the validation loss."""
+    check_replicas: int = 0
+    """Every so many steps compare what several ranks must hold alike; 0: never."""
     profile: Literal["memory"] | None = None
     """memory: say at the end what each rank's memory held."""
     sample: int = 160
@@ -105,6 +107,7 @@ class TrainConfig:
             "log_every": 1,
             "sample": 0,
             "eval_batches": 0,
+            "check_replicas": 0,
         }
         for name, least in at_least.items():
             if getattr(self, name) < least:

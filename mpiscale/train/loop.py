@@ -9,8 +9,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-import numpy as np
-
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.launcher import stdout_is_terminal
 from mpiscale.comm.world import World
@@ -22,7 +20,8 @@ from mpiscale.nn.module import evaluating
 from mpiscale.nn.placement import Noise, Placement
 from mpiscale.optim.adamw import AdamW
 from mpiscale.optim.lr_schedule import WarmupCosine
-from mpiscale.parallel.data_parallel.interface import DataParallel
+from mpiscale.parallel.data_parallel.check_replicas import check_replicas
+from mpiscale.parallel.data_parallel.interface import DataParallel, sum_over
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
 from mpiscale.tensor import Tensor, no_grad
 from mpiscale.train.config import TrainConfig
@@ -79,7 +78,7 @@ class Trainer:
         mine = sum(self._forward_backward(k, batch))
         with ledger.phase("gradients"):
             self.dp.finish()
-            loss = sum_over_samples(mine, self.dp)
+            loss = self.dp.total_loss(mine)
             self._stop_unless_finite(k, "loss", loss)
             pieces = self.dp.pieces()
             synchronise(pieces)
@@ -89,12 +88,16 @@ class Trainer:
             self.dp.clip(norm, self.config.clip)
             self.optimizer.step(self.schedule(k))
             self.dp.publish()
+        if self.config.check_replicas and k % self.config.check_replicas == 0:
+            with ledger.phase("check"):
+                moments = {"m": self.optimizer.m, "v": self.optimizer.v}
+                check_replicas(k, self.dp.replicated(moments))
         return loss, norm
 
     def _forward_backward(self, k: int, batch: Batch) -> Iterator[float]:
         """This rank's part of the loss, for one micro-batch after the other."""
         ledger, noise = self.world.comm.ledger, Noise(self.config.seed, k)
-        mine = batch.part(*self.dp.samples)
+        mine = self.dp.share(batch)
         for i in range(self.config.accumulate):
             micro = mine.part(i, self.config.accumulate)
             is_last = i == self.config.accumulate - 1
@@ -120,7 +123,7 @@ class Trainer:
                 loss = batch_loss(self.model, mine, self.config.length)
                 total += loss.item() * batch.valid
                 tokens += batch.valid
-            total = sum_over_samples(total, self.dp)
+            total = sum_over(total, self.dp.sample_groups)
         return total / max(tokens, 1)
 
     def memory(self, before: int) -> MemoryReport:
@@ -155,14 +158,6 @@ def batch_loss(
     """Loss of a batch, a tensor; see `LanguageModel.loss`."""
     placement = Placement(batch.samples, batch.positions, length, noise)
     return model.loss(batch.tokens, batch.labels, placement, batch.valid)
-
-
-def sum_over_samples(mine: float, dp: DataParallel) -> float:
-    """The sum of a number over the ranks that have different samples."""
-    total = np.array([mine])
-    for comm in dp.sample_groups:
-        comm.Allreduce(total.copy(), total)
-    return float(total[0])
 
 
 def make_trainer(

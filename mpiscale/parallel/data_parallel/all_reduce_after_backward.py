@@ -30,16 +30,29 @@ class AllReduceAfterBackward(DataParallel):
     Args:
         flat: the materialised model's flat arrays, whole on every rank.
         comm: the replicas.
+        gradients: the same ranks, on a communicator for gradients alone: one whose
+            all-reduce compresses, for instance. None: `comm`.
     """
 
-    def __init__(self, flat: FlatParameters, comm: Communicator) -> None:
+    def __init__(
+        self,
+        flat: FlatParameters,
+        comm: Communicator,
+        gradients: Communicator | None = None,
+    ) -> None:
         self.flat, self.comm, self.parameters = flat, comm, flat.parameters
+        self.gradients = comm if gradients is None else gradients
 
     def finish(self) -> None:
         """Sum the flat gradient over the replicas."""
         grad = self.flat.complete_grad()
         if self.comm.size > 1:
-            self.comm.Allreduce(MPI.IN_PLACE, grad)
+            self.gradients.Allreduce(MPI.IN_PLACE, grad)
+
+    @property
+    def replica_groups(self) -> tuple[Communicator, ...]:
+        """All replicas."""
+        return (self.comm,)
 
     def segments(self) -> list[Segment]:
         """All elements: those that decay, and the others."""

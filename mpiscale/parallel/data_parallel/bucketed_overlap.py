@@ -45,7 +45,7 @@ class BucketedOverlap(AllReduceAfterBackward):
 
     Args:
         flat: the materialised model's flat arrays, whole on every rank.
-        comm: the replicas.
+        comm, gradients: as for `AllReduceAfterBackward`.
         bucket_bytes: a bucket is closed when its gradients have at least this size.
     """
 
@@ -53,9 +53,10 @@ class BucketedOverlap(AllReduceAfterBackward):
         self,
         flat: FlatParameters,
         comm: Communicator,
+        gradients: Communicator | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        super().__init__(flat, comm)
+        super().__init__(flat, comm, gradients)
         self.buckets = cut_into_buckets(flat, bucket_bytes)
         parameters = [bucket.parameters for bucket in self.buckets]
         self._reduction = StartWhenReady(
@@ -67,7 +68,7 @@ class BucketedOverlap(AllReduceAfterBackward):
         for parameter in self.buckets[i].parameters:
             fill_missing_grad(parameter)
         grad = self.flat.grad[self.buckets[i].place]
-        return self.comm.Iallreduce(MPI.IN_PLACE, grad)
+        return self.gradients.Iallreduce(MPI.IN_PLACE, grad)
 
     def finish(self) -> None:
         """Start what no gradient has started; wait for all buckets."""

@@ -21,15 +21,19 @@ little, and the sum is the serial run's gradient whatever the cut.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+
 from mpiscale.backend import Array, DType
 from mpiscale.comm.communicator import Communicator
+from mpiscale.data.batches import Batch
 from mpiscale.nn.flat import Piece, Segment
 from mpiscale.nn.parameter import Parameter
 from mpiscale.optim.clip import clip
+from mpiscale.parallel.data_parallel.check_replicas import Replicated
 
 
 class Held(NamedTuple):
@@ -71,6 +75,14 @@ class DataParallel(ABC):
         for group in self.sample_groups:
             part, parts = part + parts * group.rank, parts * group.size
         return part, parts
+
+    def share(self, batch: Batch) -> Batch:
+        """This rank's samples of the global batch."""
+        return batch.part(*self.samples)
+
+    def total_loss(self, mine: float) -> float:
+        """The loss of the global batch, from this rank's part of it."""
+        return sum_over(mine, self.sample_groups)
 
     def zero_grad(self) -> None:
         """Forget all gradients, at the beginning of a step."""
@@ -116,6 +128,25 @@ class DataParallel(ABC):
     def grad_dtype(self) -> DType:
         """Type of the gradients."""
 
+    def replicated(self, state: dict[str, Array]) -> Iterable[Replicated]:
+        """All that several ranks must hold alike, after a step.
+
+        state: name -> array of the optimizer's state, flat as `segments` says.
+        """
+        for piece in self.pieces():
+            name = piece.parameter.name
+            ties = [t.comm for t in piece.parameter.ties if not t.region]
+            for comm in (*self.replica_groups, *ties):
+                yield Replicated(comm, f"value of {name}", piece.data)
+                yield Replicated(comm, f"gradient of {name}", piece.grad)
+                for kind, array in state.items():
+                    yield Replicated(comm, f"{kind} of {name}", array[piece.state])
+
+    @property
+    @abstractmethod
+    def replica_groups(self) -> tuple[Communicator, ...]:
+        """The ranks that hold the same pieces, along each dimension of the mesh."""
+
     @abstractmethod
     def arrays(self) -> list[Array]:
         """The flat arrays of values and gradients that a graph may refer to."""
@@ -123,3 +154,11 @@ class DataParallel(ABC):
     @abstractmethod
     def held(self) -> Held:
         """What stays in this rank's memory between two steps."""
+
+
+def sum_over(mine: float, groups: Iterable[Communicator]) -> float:
+    """The sum of a number over the ranks of all groups, one dimension after another."""
+    total = np.array([mine])
+    for comm in groups:
+        comm.Allreduce(total.copy(), total)
+    return float(total[0])

@@ -3,7 +3,8 @@
 gradients       2 (N - 1) / N Psi elements    one all-reduce, or one for each bucket
 loss            2 (N - 1) / N                 one float64
 
-Psi parameters, N replicas. How many micro-batches a step has does not matter. Where N
+Psi parameters, N replicas. How many micro-batches a step has does not matter. DiLoCo
+sends the gradients' volume once in H steps, and no loss. Where N
 does not divide the length of an all-reduce, some ranks send an element more than
 others; the numbers here are this rank's own.
 """
@@ -37,3 +38,15 @@ def step_traffic(
         f"with N = {n} ranks, Psi = {sum(all_reduced):,} parameters"
     )
     return StepTraffic(sent + loss, formula)
+
+
+def diloco_traffic(
+    parameters: int, itemsize: int, every: int, comm: Communicator
+) -> StepTraffic:
+    """Bytes sent by this rank in a step of DiLoCo, on average over `every` steps."""
+    outer = all_reduce_sent(parameters, comm.size, comm.rank) * itemsize
+    formula = (
+        f"2 (N - 1) / N x {itemsize} B x Psi / H, on average: {outer:,} B every H steps"
+        f"\nwith N = {comm.size} ranks, Psi = {parameters:,} parameters, H = {every}"
+    )
+    return StepTraffic(round(outer / every), formula)

@@ -72,6 +72,11 @@ class Sharded(DataParallel):
     def _chunks(self) -> Iterator[tuple[Unit, Array, Array]]:
         return zip(self.units, self.value_chunks, self.grad_chunks, strict=True)
 
+    @property
+    def replica_groups(self) -> tuple[Communicator, ...]:
+        """The ranks with the same chunks in the other groups."""
+        return () if self.replicas is None else (self.replicas,)
+
     def segments(self) -> list[Segment]:
         """What decays in this rank's chunks, and the rest; no padding."""
         return [

@@ -69,10 +69,10 @@ class Unit:
         for parameter, place in zip(self.parameters, self.places, strict=True):
             parameter.data = flat[place].reshape(parameter.local_shape)
 
-    def detach_values(self, reason: str) -> None:
+    def without_values(self, reason: str) -> None:
         """Let the parameters have no values; who asks for them is told the reason."""
         for parameter in self.parameters:
-            del parameter.data
+            vars(parameter).pop("data", None)
             parameter.absent = reason
 
     def draw(self, flat: Array, seed: int, dtype: DType) -> None:

@@ -19,11 +19,14 @@ parameter models", SC 2020, sections 5.1 (P_os) and 7.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from mpi4py import MPI
 
 from mpiscale.backend import Array
 from mpiscale.nn.flat import space_in
+from mpiscale.parallel.data_parallel.check_replicas import Replicated
 from mpiscale.parallel.data_parallel.interface import Held
 from mpiscale.parallel.zero.sharded import Sharded
 
@@ -59,6 +62,13 @@ class Zero1(Sharded):
         """All-gather: every rank gets the chunks that the others updated."""
         for values in self._values:
             self.comm.Allgather(MPI.IN_PLACE, values)
+
+    def replicated(self, state: dict[str, Array]) -> Iterable[Replicated]:
+        """The whole values, and what the replicas have in common."""
+        for parameter in self.parameters:
+            name = f"value of {parameter.name}"
+            yield Replicated(self.comm, name, parameter.data)
+        yield from super().replicated(state)
 
     def arrays(self) -> list[Array]:
         """Every unit's."""

@@ -21,7 +21,7 @@ parameter models", SC 2020, sections 5.2 (P_os+g) and 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,6 +31,7 @@ from mpiscale.backend import Array
 from mpiscale.comm.algorithms.running import Running
 from mpiscale.comm.communicator import Request
 from mpiscale.nn.parameter import Parameter
+from mpiscale.parallel.data_parallel.check_replicas import Replicated
 from mpiscale.parallel.data_parallel.interface import Held
 from mpiscale.parallel.data_parallel.start_when_ready import StartWhenReady
 from mpiscale.parallel.zero.buffer_pool import BufferPool
@@ -118,6 +119,13 @@ class Zero2(Sharded):
         """All-gather: every rank gets the chunks that the others updated."""
         for values in self._values:
             self.comm.Allgather(MPI.IN_PLACE, values)
+
+    def replicated(self, state: dict[str, Array]) -> Iterable[Replicated]:
+        """The whole values, and what the replicas have in common."""
+        for parameter in self.parameters:
+            name = f"value of {parameter.name}"
+            yield Replicated(self.comm, name, parameter.data)
+        yield from super().replicated(state)
 
     def arrays(self) -> list[Array]:
         """Every unit's values; whole gradients where there are any."""

@@ -29,7 +29,7 @@ FSDP: Experiences on scaling fully sharded data parallel", VLDB 2023, for units.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,17 @@ import numpy as np
 from mpiscale.backend import Array
 from mpiscale.comm.communicator import Request
 from mpiscale.nn.module import Module
+from mpiscale.parallel.data_parallel.check_replicas import Replicated
 from mpiscale.parallel.data_parallel.interface import Held
 from mpiscale.parallel.zero.buffer_pool import BufferPool
 from mpiscale.parallel.zero.gather_order import GatherOrder
+from mpiscale.parallel.zero.sharded import Sharded
 from mpiscale.parallel.zero.unit import running_modules
 from mpiscale.parallel.zero.zero2_gradients import Zero2
 from mpiscale.tensor import Tensor
 
 END_OF_BACKWARD = -1
+RELEASED = "its rank holds a part; ZeRO-3 gathers it while its layer runs"
 
 
 class Zero3(Zero2):
@@ -62,6 +65,7 @@ class Zero3(Zero2):
             chunk = np.zeros(unit.chunk, self.dtype)
             unit.draw(chunk, seed, self.dtype)
             self.value_chunks.append(chunk)
+            unit.without_values(RELEASED)
         self._wrap_modules()
 
     def _wrap_modules(self) -> None:
@@ -138,8 +142,7 @@ class Zero3(Zero2):
         whole = self._whole.pop(i, None)
         if whole is None:
             return
-        unit = self.units[i]
-        unit.detach_values("it is released: ZeRO-3 gathers it while its layer runs")
+        self.units[i].without_values(RELEASED)
         if sys.getrefcount(whole) > 2:  # this name, and the argument of getrefcount
             raise RuntimeError(
                 f"something keeps values of {self._words(i)} after its layer has run; "
@@ -177,6 +180,10 @@ class Zero3(Zero2):
         self._arriving.clear()
         for i in list(self._whole):
             self._release(i)
+
+    def replicated(self, state: dict[str, Array]) -> Iterable[Replicated]:
+        """What the replicas have in common: `comm`'s ranks hold nothing alike."""
+        return Sharded.replicated(self, state)
 
     def arrays(self) -> list[Array]:
         """What is gathered now; whole gradients where there are any."""
