@@ -35,7 +35,7 @@ class DataParallelConfig(TrainConfig):
     overlap: bool = True
     """Sum gradients bucket by bucket while backward runs, or all of them after it."""
     compress: bool = False
-    """Send gradients as bfloat16: half the bytes, each sum off by some 0.2 percent."""
+    """Send gradients as bfloat16: half the bytes, roundings of up to 0.4 percent."""
 
 
 def main(world: World) -> None:

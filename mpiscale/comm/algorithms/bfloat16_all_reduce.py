@@ -7,7 +7,7 @@ rounds the sum, and all-gathers the rounded sums:
              sum of all ranks' chunk r in float32 -> bfloat16 -> to everybody
 
 Terms are rounded once and sums once, never in between as around a ring of bfloat16
-messages. With u = 2^-9 (8 significant bits), as long as nothing is subnormal,
+messages. With u = 2^-8 (8 significant bits), as long as nothing is subnormal,
 
     |error of an element| <= u (1 + u) sum_r |x_r| + u |sum_r x_r|,
 

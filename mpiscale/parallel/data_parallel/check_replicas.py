@@ -56,15 +56,15 @@ def _compare(step: int, comm: Communicator, tensors: Sequence[Replicated]) -> No
     if differ.size == 0:
         return
     first = int(differ[0])
-    values, counts = np.unique(everyone[:, first], return_counts=True)
-    usual = values[np.argmax(counts)]
-    odd = np.flatnonzero(everyone[:, first] != usual).tolist()
-    rest = f", and {differ.size - 1} more tensors" if differ.size > 1 else ""
-    ranks = f"ranks {odd}" if len(odd) > 1 else f"rank {odd[0]}"
+    alike: dict[int, list[int]] = {}
+    for rank, number in enumerate(everyone[:, first].tolist()):
+        alike.setdefault(number, []).append(rank)
+    camps = " and ".join(str(ranks) for ranks in alike.values())
+    rest = f"; {differ.size - 1} more tensors differ" if differ.size > 1 else ""
     raise ReplicaError(
-        f"after step {step} {tensors[first].name} differs{rest}: {ranks} of group "
-        f"{list(range(comm.size))} from the others. Replicas were equal at the last "
-        "check; look at what happened since"
+        f"after step {step} {tensors[first].name} differs between ranks {camps} of the "
+        f"{comm.size} that hold it{rest}. They were equal at the check before: look at "
+        "what happened since"
     )
 
 

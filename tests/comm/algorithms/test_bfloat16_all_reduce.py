@@ -9,7 +9,7 @@ from mpiscale.comm.chosen_algorithms import Algorithms, with_algorithms
 from mpiscale.comm.mpi import MpiCommunicator
 from mpiscale.comm.traffic import all_reduce_sent
 
-U = 2.0**-9  # half a unit in the last place of 8 significant bits
+U = 2.0**-8  # unit roundoff of 8 significant bits
 
 
 @pytest.mark.mpi(ranks=(1, 2, 3, 4, 8))

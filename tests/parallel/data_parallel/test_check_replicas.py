@@ -40,7 +40,7 @@ def test_one_changed_bit_names_tensor_rank_and_step(kind):
     value = dict(model.named_parameters())[NAME].data
     if comm.rank == 2:
         value.reshape(-1).view(np.uint64)[5] ^= 1
-    expected = rf"after step 7 value of {NAME} differs: rank 2 of group \[0, 1, 2, 3\]"
+    expected = rf"after step 7 value of {NAME} differs .* \[0, 1, 3\] and \[2\]"
     with pytest.raises(ReplicaError, match=expected):
         check_replicas(7, dp.replicated(state))
 
@@ -54,7 +54,7 @@ def test_gradients_and_moments_are_compared_too(what):
     array = piece.grad if what == "gradient" else state[what][piece.state]
     if comm.rank in (1, 3):
         array[0] += 1
-    with pytest.raises(ReplicaError, match=rf"{what} of {NAME} differs: .*\[.*\]"):
+    with pytest.raises(ReplicaError, match=rf"{what} of {NAME} differs .*\[0, 2\] and"):
         check_replicas(7, dp.replicated(state))
 
 
@@ -68,7 +68,7 @@ def test_chunks_that_groups_of_ranks_replicate_are_compared(kind):
     if comm.rank == 3 and dp.size:
         state["v"][0] += 1
     if comm.rank % 2 == 1:
-        with pytest.raises(ReplicaError, match=r"v of \S+ differs: rank 1"):
+        with pytest.raises(ReplicaError, match=r"v of \S+ differs .* \[0\] and \[1\]"):
             check_replicas(1, dp.replicated(state))
     else:
         check_replicas(1, dp.replicated(state))

@@ -228,9 +228,9 @@ def test_prefetching_asks_for_the_layers_in_the_recorded_order():
         started.clear()
         step(model, dp, optimizer, batch(CONFIG, 4, k), k)
         assert [i for i, _ in started] == [0, 1, 2, 3, 0, 3, 2, 1]
-    # In the first step a gather starts when its layer runs, in the second while the
-    # one before is whole.
-    assert [held for _, held in started] == [0, 1, 2, 2, 2, 1, 2, 2]
+    # How many units are whole when a gather starts: the one that runs, and the rest
+    # (unit 0) until the head has run. Its own gather for backward follows at once.
+    assert [held for _, held in started] == [0, 1, 2, 2, 0, 1, 2, 2]
 
 
 def test_released_values_cannot_be_read():
