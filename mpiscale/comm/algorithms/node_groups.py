@@ -52,11 +52,7 @@ def node_groups(comm: Communicator, node: object = None) -> NodeGroups:
     node: what names this rank's node. By default MPI is asked which ranks share memory;
     a launcher may not tell it (srun with Open MPI), and a test wants nodes of its own.
     """
-    names = comm.allgather(repr(shared_memory_id(comm) if node is None else node))
-    nodes = [
-        [r for r, name in enumerate(names) if name == wanted]
-        for wanted in dict.fromkeys(names)
-    ]
+    nodes = nodes_of(comm, node)
     mine = next(i for i, ranks in enumerate(nodes) if comm.rank in ranks)
     local = nodes[mine].index(comm.rank)
     carriers = min(map(len, nodes))
@@ -64,6 +60,18 @@ def node_groups(comm: Communicator, node: object = None) -> NodeGroups:
     column = comm.Split(min(local, carriers), mine)
     across = column if local < carriers else None
     return NodeGroups(nodes, inside, across, mine, local)
+
+
+def nodes_of(comm: Communicator, node: object = None) -> list[list[int]]:
+    """The ranks of each node, in order; nodes in that of their first rank. Collective.
+
+    node: as for `node_groups`.
+    """
+    names = comm.allgather(repr(shared_memory_id(comm) if node is None else node))
+    return [
+        [r for r, name in enumerate(names) if name == wanted]
+        for wanted in dict.fromkeys(names)
+    ]
 
 
 def shared_memory_id(comm: Any) -> int:
