@@ -23,6 +23,7 @@ from mpiscale.bench.kernel_report import kernel_table, write_kernels
 from mpiscale.bench.shapes import SHAPES, ShapeName
 from mpiscale.bench.step import commands, measure_step
 from mpiscale.bench.step_report import step_report, write_report
+from mpiscale.cli.bench_collectives import BenchCollectives
 from mpiscale.errors import InputError
 
 OUT = Path("runs/bench")
@@ -162,7 +163,8 @@ class BenchAttention:
 def bench(
     what: Annotated[BenchStep, subcommand("step")]
     | Annotated[BenchKernels, subcommand("kernels")]
-    | Annotated[BenchAttention, subcommand("attention")],
+    | Annotated[BenchAttention, subcommand("attention")]
+    | Annotated[BenchCollectives, subcommand("collectives")],
 ) -> None:
     """Measure a training step, single kernels, or attention."""
     what.run()

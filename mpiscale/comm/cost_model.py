@@ -29,8 +29,8 @@ node where it takes longest,
     alpha + max(beta m, share M) + max(gamma a, gamma_share A)
 
 m, M: bytes of the largest message and of all messages of the node; a, A: bytes that the
-busiest rank adds, and all ranks of the node. A `Level` holds alpha, beta and share for
-messages that stay on a node, another one for those that leave it.
+busiest rank adds or copies, and all ranks of the node. A `Level` holds alpha, beta and
+share for messages that stay on a node, another one for those that leave it.
 
 Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 operations in MPICH", Int. J. High Perform. Comput. Appl. 19(1), 2005; W. Gropp, L.
@@ -177,9 +177,12 @@ def _step_seconds(
     added: Counter[int] = Counter()
     for message in step:
         a, b = node_of[message.source], node_of[message.dest]
+        size = message.size * itemsize
         if node not in (a, b):
             continue
-        size = message.size * itemsize
+        if message.source == message.dest:  # copied, as fast as it would be added
+            added[message.dest] += size
+            continue
         lanes = inside if a == b else leaving if a == node else arriving
         lanes.append(size)
         if message.added and b == node:

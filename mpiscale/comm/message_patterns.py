@@ -5,6 +5,9 @@ It says nothing of how an algorithm is carried out, so that the ledger of a real
 be held against it, and a time computed from it (`cost_model.py`). Sizes are in
 elements; p ranks, n elements in all, counts[r] of them in rank r's chunk.
 
+A message from a rank to itself is a copy in its memory: chunks that are packed for a
+message, unpacked, or put in order.
+
 Sources: those of the algorithms, in `algorithms/`.
 """
 
@@ -37,7 +40,8 @@ Pattern = list[Step]
 
 def sent_by(pattern: Pattern, rank: int) -> tuple[int, int]:
     """(messages, elements) that `rank` sends in all."""
-    mine = [m.size for step in pattern for m in step if m.source == rank]
+    messages = [m for step in pattern for m in step]
+    mine = [m.size for m in messages if m.source == rank != m.dest]
     return len(mine), sum(mine)
 
 
@@ -53,6 +57,11 @@ def at_once(patterns: Sequence[Pattern]) -> Pattern:
     """Several patterns side by side, among different ranks."""
     steps = zip_longest(*patterns, fillvalue=[])
     return [[m for part in parts for m in part] for parts in steps]
+
+
+def copies(sizes: Counts) -> Step:
+    """Rank r copies sizes[r] elements."""
+    return [Message(rank, rank, size) for rank, size in enumerate(sizes)]
 
 
 # Rings
@@ -255,14 +264,12 @@ def pairwise_all_to_all(lengths: Sequence[Counts]) -> Pattern:
 
 def bruck_all_to_all(p: int, chunk: int) -> Pattern:
     """Step k moves all chunks (of one length) whose way has bit k."""
-    hops = [1 << k for k in range((p - 1).bit_length())]
-    return [
-        [
-            Message(r, (r + hop) % p, chunk * sum(bool(d & hop) for d in range(p)))
-            for r in range(p)
-        ]
-        for hop in hops
-    ]
+    steps = []
+    for hop in (1 << k for k in range((p - 1).bit_length())):
+        moved = chunk * sum(bool(d & hop) for d in range(p))
+        steps.append(copies([moved] * p))
+        steps.append([Message(r, (r + hop) % p, moved) for r in range(p)])
+    return [*steps, copies([p * chunk] * p)]
 
 
 # Two levels; nodes[h] are the ranks of node h, of which the first L are carriers
@@ -312,7 +319,9 @@ def hierarchical_all_gather(nodes: Nodes, counts: Counts) -> Pattern:
         )
         for ranks in nodes
     ]
-    return [to_carriers] * bool(to_carriers) + at_once(across) + at_once(inside)
+    in_order = copies([sum(counts)] * len(counts))
+    head = [to_carriers] * bool(to_carriers)
+    return [*head, *at_once(across), *at_once(inside), in_order]
 
 
 def hierarchical_all_to_all(nodes: Nodes, lengths: Sequence[Counts]) -> Pattern:
@@ -330,11 +339,15 @@ def hierarchical_all_to_all(nodes: Nodes, lengths: Sequence[Counts]) -> Pattern:
             for leg in range(3):
                 legs[leg][stops[leg]][stops[leg + 1]] += lengths[source][dest]
     groups = [nodes, [[r[j] for r in nodes] for j in range(carriers)], nodes]
-    return [
-        step
-        for leg, parts in zip(legs, groups, strict=True)
-        for step in at_once([_exchange(leg, ranks) for ranks in parts])
-    ]
+    pattern = []
+    for lengths, parts in zip(legs, groups, strict=True):
+        if len(nodes) == 1 and parts is not nodes:
+            continue
+        packed = copies([sum(row) for row in lengths])
+        unpacked = copies([sum(column) for column in zip(*lengths, strict=True)])
+        exchange = at_once([_exchange(lengths, ranks) for ranks in parts])
+        pattern += [packed, *exchange, unpacked]
+    return pattern
 
 
 def _exchange(lengths: Sequence[Counts], ranks: Sequence[int]) -> Pattern:

@@ -62,3 +62,17 @@ def run_script(folder, script, ranks=3, **variables):
     result = ended(start(folder, script, ranks, **variables), begin)
     assert result.seconds < LONGEST_S, result
     return result
+
+
+def run_command(ranks, *args, folder=ROOT, seconds=60):
+    """Run `mpiscale ARGS` on so many ranks; without mpirun for 0."""
+    launcher = mpirun_command(ranks) if ranks else []
+    return subprocess.run(
+        [*launcher, sys.executable, "-m", "mpiscale.cli.main", *args],
+        env=rank_environment(max(ranks, 1)) | {"PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
