@@ -22,6 +22,7 @@ from mpiscale.parallel.data_parallel.bucketed_overlap import BucketedOverlap
 from mpiscale.parallel.data_parallel.interface import DataParallel
 from mpiscale.parallel.data_parallel.traffic import step_traffic
 from mpiscale.parallel.step_traffic import StepTraffic
+from mpiscale.train.collectives import chosen_collectives
 from mpiscale.train.config import TrainConfig, parse
 from mpiscale.train.loop import train
 from mpiscale.train.strategy import Strategy, serial_model
@@ -37,14 +38,22 @@ class DataParallelConfig(TrainConfig):
     compress: bool = False
     """Send gradients as bfloat16: half the bytes, roundings of up to 0.4 percent."""
 
+    def check(self) -> None:
+        """Refuse values that no run could use."""
+        super().check()
+        if self.compress and (self.dtype, self.all_reduce) != ("float32", "mpi"):
+            raise InputError(
+                "--compress is an all-reduce of float32 gradients: it needs --dtype "
+                f"float32 and no --all-reduce, got {self.dtype} and {self.all_reduce}"
+            )
+
 
 def main(world: World) -> None:
     """Train with all ranks as replicas."""
     description = "Train a language model with data parallelism."
     config = parse(world, description, DataParallelConfig())
-    if config.compress and config.dtype != "float32":
-        raise InputError(f"--compress sends float32 gradients, got {config.dtype}")
-    mesh = ProcessMesh(world.comm, dp=world.size)
+    collectives = chosen_collectives(world, config)
+    mesh = ProcessMesh(collectives.comm, dp=world.size)
     replicas = mesh.along("dp")
     gradients = replicas
     if config.compress:
@@ -61,8 +70,11 @@ def main(world: World) -> None:
         lengths = [dp.size]
         if isinstance(dp, BucketedOverlap):
             lengths = [bucket.place.stop - bucket.place.start for bucket in dp.buckets]
-        sent_as = BFLOAT16 if config.compress else dp.grad_dtype
-        return step_traffic(lengths, sent_as.itemsize, replicas)
+        if config.compress:  # its own algorithm, whatever --all-reduce says
+            return step_traffic(lengths, BFLOAT16.itemsize, replicas)
+        return step_traffic(
+            lengths, dp.grad_dtype.itemsize, replicas, collectives.volume
+        )
 
     strategy = Strategy(str(mesh), serial_model, alone, data_parallel, traffic)
     train(world, config, strategy)

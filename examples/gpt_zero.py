@@ -10,6 +10,7 @@ from typing import Literal
 
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.process_mesh import ProcessMesh
+from mpiscale.comm.traffic import AllReduceVolume
 from mpiscale.comm.world import World, run
 from mpiscale.nn.flat import materialize
 from mpiscale.nn.language_model import LanguageModel
@@ -25,6 +26,7 @@ from mpiscale.parallel.zero.sharded import Sharded
 from mpiscale.parallel.zero.zero1_optimizer_state import Zero1
 from mpiscale.parallel.zero.zero2_gradients import Zero2
 from mpiscale.parallel.zero.zero3_parameters import Zero3
+from mpiscale.train.collectives import chosen_collectives
 from mpiscale.train.config import TrainConfig, parse
 from mpiscale.train.loop import train
 from mpiscale.train.strategy import Strategy, serial_model
@@ -65,7 +67,8 @@ def memory_table(
 def main(world: World) -> None:
     """Train with all ranks as replicas that share their state."""
     config = parse(world, "Train a language model with ZeRO.", ZeroConfig())
-    mesh = ProcessMesh(world.comm, dp=world.size)
+    collectives = chosen_collectives(world, config)
+    mesh = ProcessMesh(collectives.comm, dp=world.size)
     replicas = mesh.along("dp")
     alone = world.comm.Split(world.rank, 0)
 
@@ -81,19 +84,19 @@ def main(world: World) -> None:
         return dp
 
     def traffic(model: LanguageModel, dp: DataParallel) -> StepTraffic:
-        return step_traffic(config, dp, replicas)
+        return step_traffic(config, dp, replicas, collectives.volume)
 
     strategy = Strategy(str(mesh), serial_model, alone, data_parallel, traffic)
     train(world, config, strategy)
 
 
 def step_traffic(
-    config: ZeroConfig, dp: DataParallel, comm: Communicator
+    config: ZeroConfig, dp: DataParallel, comm: Communicator, volume: AllReduceVolume
 ) -> StepTraffic:
     """What a step of this stage sends."""
     grad_itemsize = dp.grad_dtype.itemsize
     if not isinstance(dp, Sharded):
-        return dp_traffic.step_traffic([dp.size], grad_itemsize, comm)
+        return dp_traffic.step_traffic([dp.size], grad_itemsize, comm, volume)
     return zero_traffic.step_traffic(
         config.stage,
         [unit.chunk for unit in dp.units],
@@ -101,6 +104,7 @@ def step_traffic(
         grad_itemsize,
         config.accumulate,
         comm,
+        volume=volume,
     )
 
 

@@ -50,8 +50,9 @@ from mpiscale.comm.algorithms.ring_reduce_scatter import ring_reduce_scatter
 from mpiscale.comm.algorithms.running import Steps
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.cost_model import Machine, pattern_seconds
-from mpiscale.comm.message_patterns import Nodes, Pattern
+from mpiscale.comm.message_patterns import Nodes, Pattern, sent_by
 from mpiscale.comm.topology import Topology
+from mpiscale.comm.traffic import OPTIMAL, AllReduceVolume
 from mpiscale.errors import InputError
 
 Kind: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll
@@ -179,6 +180,25 @@ def all_reduce_named(name: str) -> Callable[[Communicator], AllReduce]:
 def _as_all_reduce(algorithm: Kind) -> AllReduce:
     assert isinstance(algorithm, AllReduce)
     return algorithm
+
+
+def all_reduce_volume(name: str, topology: Topology | None = None) -> AllReduceVolume:
+    """What the all-reduce of this name sends: see `Named`; collective once a group."""
+    if name == "mpi":
+        return OPTIMAL
+
+    found: dict[int, list[list[int]]] = {}  # by group
+
+    def elements(n: int, itemsize: int, comm: Communicator) -> int:
+        if id(comm) not in found:
+            found[id(comm)] = nodes_of(comm)
+        nodes, chosen = found[id(comm)], name
+        if topology is not None:
+            chosen = cheapest("all-reduce", nodes, n, itemsize, topology.machine)
+        pattern = named("all-reduce", chosen).pattern(nodes, n, itemsize)
+        return sent_by(pattern, comm.rank)[1] if comm.size > 1 else 0
+
+    return AllReduceVolume(elements, f"({name} all-reduce)")
 
 
 def cheapest(kind: str, nodes: Nodes, n: int, itemsize: int, machine: Machine) -> str:

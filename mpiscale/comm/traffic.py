@@ -21,7 +21,10 @@ parameter models", SC 2020, section 7 (communication analysis).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mpiscale.comm.communicator import Communicator
 
 
 def chunk_length(n: int, p: int, index: int) -> int:
@@ -63,3 +66,19 @@ def broadcast_sent(n: int, p: int, rank: int, root: int) -> int:
 def reduce_sent(n: int, rank: int, root: int) -> int:
     """Elements sent in a reduction along the chain root + 1, root + 2, ..., root."""
     return 0 if rank == root else n
+
+
+class AllReduceVolume(NamedTuple):
+    """What an all-reduce sends: for formulas of strategies that are given one.
+
+    elements: (n, bytes of an element, communicator) -> elements sent by this rank.
+    text: the same in words, for each element, p being the number of ranks.
+    """
+
+    elements: Callable[[int, int, Communicator], int]
+    text: str
+
+
+OPTIMAL = AllReduceVolume(
+    lambda n, itemsize, comm: all_reduce_sent(n, comm.size, comm.rank), "2 (p - 1) / p"
+)

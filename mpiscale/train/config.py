@@ -21,6 +21,16 @@ from mpiscale.errors import InputError
 from mpiscale.models.gpt import GPT, GPTConfig
 from mpiscale.models.llama import Llama, LlamaConfig
 
+AllReduceName = Literal[
+    "mpi",
+    "ring",
+    "recursive-doubling",
+    "rabenseifner",
+    "double-binary-tree",
+    "hierarchical",
+    "auto",
+]
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -75,6 +85,10 @@ class TrainConfig:
     label_smoothing: float = 0.0
     """Share of the target spread over the whole vocabulary."""
 
+    all_reduce: AllReduceName = "mpi"
+    """Which algorithm sums over ranks: MPI's own, one of ours, or the cheapest."""
+    topology: Path | None = None
+    """For --all-reduce auto: what `mpiscale bench collectives` has measured."""
     log_every: int = 20
     """Steps between two printed lines."""
     eval_batches: int = 8
@@ -132,6 +146,11 @@ class TrainConfig:
                 raise InputError(
                     f"--{flag} must be at least 0, got {getattr(self, name)}"
                 )
+        if (self.all_reduce == "auto") != (self.topology is not None):
+            raise InputError(
+                "--all-reduce auto and --topology FILE go together; `mpirun -n 4 "
+                "mpiscale bench collectives` writes the file"
+            )
         if self.model == "llama" and self.dropout:
             raise InputError("--dropout is for --model gpt: Llama has none")
         if self.model == "gpt" and self.hidden is not None:

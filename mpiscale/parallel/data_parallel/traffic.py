@@ -14,14 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpiscale.comm.communicator import Communicator
-from mpiscale.comm.traffic import all_reduce_sent
+from mpiscale.comm.traffic import OPTIMAL, AllReduceVolume
 from mpiscale.parallel.step_traffic import StepTraffic
 
 FLOAT64_BYTES = 8
 
 
 def step_traffic(
-    all_reduced: Sequence[int], itemsize: int, comm: Communicator
+    all_reduced: Sequence[int],
+    itemsize: int,
+    comm: Communicator,
+    volume: AllReduceVolume = OPTIMAL,
 ) -> StepTraffic:
     """Bytes sent by this rank in a step.
 
@@ -29,24 +32,28 @@ def step_traffic(
         all_reduced: elements of each all-reduce of gradients.
         itemsize: bytes of a gradient's element.
         comm: the replicas.
+        volume: of the all-reduce that they use.
     """
-    n, rank = comm.size, comm.rank
-    sent = sum(all_reduce_sent(k, n, rank) for k in all_reduced) * itemsize
-    loss = all_reduce_sent(1, n, rank) * FLOAT64_BYTES
+    sent = sum(volume.elements(k, itemsize, comm) for k in all_reduced) * itemsize
+    loss = volume.elements(1, FLOAT64_BYTES, comm) * FLOAT64_BYTES
     formula = (
-        f"2 (N - 1) / N x {itemsize} B x Psi + {loss} B for the loss\n"
-        f"with N = {n} ranks, Psi = {sum(all_reduced):,} parameters"
+        f"{volume.text} x {itemsize} B x Psi + {loss} B for the loss\n"
+        f"with p = {comm.size} ranks, Psi = {sum(all_reduced):,} parameters"
     )
     return StepTraffic(sent + loss, formula)
 
 
 def diloco_traffic(
-    parameters: int, itemsize: int, every: int, comm: Communicator
+    parameters: int,
+    itemsize: int,
+    every: int,
+    comm: Communicator,
+    volume: AllReduceVolume = OPTIMAL,
 ) -> StepTraffic:
     """Bytes sent by this rank in a step of DiLoCo, on average over `every` steps."""
-    outer = all_reduce_sent(parameters, comm.size, comm.rank) * itemsize
+    outer = volume.elements(parameters, itemsize, comm) * itemsize
     formula = (
-        f"2 (N - 1) / N x {itemsize} B x Psi / H, on average: {outer:,} B every H steps"
-        f"\nwith N = {comm.size} ranks, Psi = {parameters:,} parameters, H = {every}"
+        f"{volume.text} x {itemsize} B x Psi / H, on average: {outer:,} B every H steps"
+        f"\nwith p = {comm.size} ranks, Psi = {parameters:,} parameters, H = {every}"
     )
     return StepTraffic(round(outer / every), formula)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from mpiscale.backend import DType
 from mpiscale.comm.communicator import Communicator
-from mpiscale.comm.traffic import all_reduce_sent
+from mpiscale.comm.traffic import OPTIMAL, AllReduceVolume
 from mpiscale.nn.parameter import Parameter
 from mpiscale.parallel.step_traffic import StepTraffic
 
@@ -33,19 +33,20 @@ def step_traffic(
     label_smoothing: float,
     dtype: DType,
     comm: Communicator,
+    volume: AllReduceVolume = OPTIMAL,
 ) -> StepTraffic:
     """Bytes sent by this rank for one step over `tokens` = batch x length tokens."""
-    p, rank = comm.size, comm.rank
+    p = comm.size
     statistics = 3 if label_smoothing else 2
     n, size = tokens, dtype.itemsize
     sizes = [n * width] * (4 * layers + 2) + [n, statistics * n]
-    sent = sum(all_reduce_sent(k, p, rank) for k in sizes) * size
-    formula = f"2 (p - 1) / p x {size} B x N ((4 L + 2) d + {1 + statistics})"
+    sent = sum(volume.elements(k, size, comm) for k in sizes) * size
+    formula = f"{volume.text} x {size} B x N ((4 L + 2) d + {1 + statistics})"
     for group, elements in _replicated_elements(parameters).values():
-        sent += all_reduce_sent(elements, group.size, group.rank) * size
-        k = group.size
-        formula += f" + 2 ({k} - 1) / {k} x {size} B x {elements} replicated elements"
-    norm = all_reduce_sent(1, p, rank) * NORM_BYTES
+        sent += volume.elements(elements, size, group) * size
+        formula += f" + {volume.text} x {size} B x {elements} replicated elements"
+        formula += f" (p = {group.size})"
+    norm = volume.elements(1, NORM_BYTES, comm) * NORM_BYTES
     formula += (
         f" + {norm} B for the gradient norm\n"
         f"with p = {p} ranks, N = {n} tokens, L = {layers} layers, d = {width}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpiscale.comm.communicator import Communicator
-from mpiscale.comm.traffic import all_reduce_sent
+from mpiscale.comm.traffic import OPTIMAL, AllReduceVolume
 from mpiscale.parallel.step_traffic import StepTraffic
 
 INT64_BYTES = FLOAT64_BYTES = 8
@@ -34,6 +34,7 @@ def step_traffic(
     accumulate: int,
     comm: Communicator,
     replicas: Communicator | None = None,
+    volume: AllReduceVolume = OPTIMAL,
 ) -> StepTraffic:
     """Bytes sent by this rank in a step.
 
@@ -43,6 +44,7 @@ def step_traffic(
         itemsize, grad_itemsize: bytes of a parameter's and of a gradient's element.
         accumulate: micro-batches, A.
         comm, replicas: as for `Sharded`.
+        volume: of the all-reduce that they use.
     """
     n, passes = comm.size, accumulate if stage >= 2 else 1
     gathers = 2 * accumulate if stage == 3 else 1
@@ -52,16 +54,17 @@ def step_traffic(
         f"(N - 1) / N x ({passes} x {grad_itemsize} B for gradients + {gathers} x "
         f"{itemsize} B for parameters) x Psi"
     )
-    scalars = 2 * all_reduce_sent(1, n, comm.rank) * FLOAT64_BYTES
+    scalar = volume.elements(1, FLOAT64_BYTES, comm) * FLOAT64_BYTES
+    scalars = 2 * scalar
     if stage == 3:
         agreements = gathers * len(chunks) + accumulate
         sent += agreements * (n - 1) * INT64_BYTES
         formula += f"\n+ {agreements} (N - 1) x {INT64_BYTES} B to agree on gathers"
     if replicas is not None:
-        r, rank = replicas.size, replicas.rank
-        sent += grad_itemsize * sum(all_reduce_sent(k, r, rank) for k in chunks)
-        scalars += all_reduce_sent(1, r, rank) * FLOAT64_BYTES
-        formula += f"\n+ 2 (R - 1) / R x {grad_itemsize} B x Psi / N, R = {r} replicas"
+        r, itemsize = replicas.size, grad_itemsize
+        sent += itemsize * sum(volume.elements(k, itemsize, replicas) for k in chunks)
+        scalars += volume.elements(1, FLOAT64_BYTES, replicas) * FLOAT64_BYTES
+        formula += f"\n+ {volume.text} x {grad_itemsize} B x Psi / N, p = {r} replicas"
     formula += (
         f"\n+ {scalars} B for loss and norm\n"
         f"with N = {n} ranks, Psi = {n * chunk:,} parameters, padding included"
