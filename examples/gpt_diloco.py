@@ -15,8 +15,8 @@ from mpiscale.parallel.data_parallel.diloco import DiLoCo
 from mpiscale.parallel.data_parallel.interface import DataParallel
 from mpiscale.parallel.data_parallel.traffic import diloco_traffic
 from mpiscale.parallel.step_traffic import StepTraffic
-from mpiscale.train.collectives import chosen_collectives
 from mpiscale.train.config import TrainConfig, parse
+from mpiscale.train.equip import equip
 from mpiscale.train.loop import train
 from mpiscale.train.strategy import Strategy, serial_model
 
@@ -48,8 +48,8 @@ class DiLoCoConfig(TrainConfig):
 def main(world: World) -> None:
     """Train with all ranks as replicas that meet now and then."""
     config = parse(world, "Train a language model with DiLoCo.", DiLoCoConfig())
-    collectives = chosen_collectives(world, config)
-    mesh = ProcessMesh(collectives.comm, dp=world.size)
+    world, volume = equip(world, config)
+    mesh = ProcessMesh(world.comm, dp=world.size)
     replicas = mesh.along("dp")
     alone = world.comm.Split(world.rank, 0)
 
@@ -61,7 +61,7 @@ def main(world: World) -> None:
 
     def traffic(model: LanguageModel, dp: DataParallel) -> StepTraffic:
         return diloco_traffic(
-            dp.size, dp.grad_dtype.itemsize, config.every, replicas, collectives.volume
+            dp.size, dp.grad_dtype.itemsize, config.every, replicas, volume
         )
 
     strategy = Strategy(str(mesh), serial_model, alone, data_parallel, traffic)

@@ -22,8 +22,8 @@ from mpiscale.parallel.data_parallel.bucketed_overlap import BucketedOverlap
 from mpiscale.parallel.data_parallel.interface import DataParallel
 from mpiscale.parallel.data_parallel.traffic import step_traffic
 from mpiscale.parallel.step_traffic import StepTraffic
-from mpiscale.train.collectives import chosen_collectives
 from mpiscale.train.config import TrainConfig, parse
+from mpiscale.train.equip import equip
 from mpiscale.train.loop import train
 from mpiscale.train.strategy import Strategy, serial_model
 
@@ -52,8 +52,8 @@ def main(world: World) -> None:
     """Train with all ranks as replicas."""
     description = "Train a language model with data parallelism."
     config = parse(world, description, DataParallelConfig())
-    collectives = chosen_collectives(world, config)
-    mesh = ProcessMesh(collectives.comm, dp=world.size)
+    world, volume = equip(world, config)
+    mesh = ProcessMesh(world.comm, dp=world.size)
     replicas = mesh.along("dp")
     gradients = replicas
     if config.compress:
@@ -72,9 +72,7 @@ def main(world: World) -> None:
             lengths = [bucket.place.stop - bucket.place.start for bucket in dp.buckets]
         if config.compress:  # its own algorithm, whatever --all-reduce says
             return step_traffic(lengths, BFLOAT16.itemsize, replicas)
-        return step_traffic(
-            lengths, dp.grad_dtype.itemsize, replicas, collectives.volume
-        )
+        return step_traffic(lengths, dp.grad_dtype.itemsize, replicas, volume)
 
     strategy = Strategy(str(mesh), serial_model, alone, data_parallel, traffic)
     train(world, config, strategy)

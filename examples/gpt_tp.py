@@ -14,8 +14,8 @@ from mpiscale.parallel.data_parallel.interface import DataParallel
 from mpiscale.parallel.step_traffic import StepTraffic
 from mpiscale.parallel.tensor_parallel.tensor_parallelize import tensor_parallelize
 from mpiscale.parallel.tensor_parallel.traffic import step_traffic
-from mpiscale.train.collectives import chosen_collectives
 from mpiscale.train.config import TrainConfig, parse
+from mpiscale.train.equip import equip
 from mpiscale.train.loop import train
 from mpiscale.train.strategy import Strategy, one_replica
 
@@ -31,8 +31,8 @@ def main(world: World) -> None:
     """Train with all ranks in one tensor-parallel group."""
     defaults = TrainConfig(out=Path("runs/gpt_tp"))
     config = parse(world, "Train a tensor-parallel language model.", defaults)
-    collectives = chosen_collectives(world, config)
-    mesh = ProcessMesh(collectives.comm, tp=world.size)
+    world, volume = equip(world, config)
+    mesh = ProcessMesh(world.comm, tp=world.size)
     tp = mesh.along("tp")
 
     def traffic(model: LanguageModel, dp: DataParallel) -> StepTraffic:
@@ -44,7 +44,7 @@ def main(world: World) -> None:
             config.label_smoothing,
             config.numpy_dtype,
             tp,
-            collectives.volume,
+            volume,
         )
 
     replica = one_replica(world, config)

@@ -26,8 +26,8 @@ from mpiscale.parallel.zero.sharded import Sharded
 from mpiscale.parallel.zero.zero1_optimizer_state import Zero1
 from mpiscale.parallel.zero.zero2_gradients import Zero2
 from mpiscale.parallel.zero.zero3_parameters import Zero3
-from mpiscale.train.collectives import chosen_collectives
 from mpiscale.train.config import TrainConfig, parse
+from mpiscale.train.equip import equip
 from mpiscale.train.loop import train
 from mpiscale.train.strategy import Strategy, serial_model
 
@@ -67,8 +67,8 @@ def memory_table(
 def main(world: World) -> None:
     """Train with all ranks as replicas that share their state."""
     config = parse(world, "Train a language model with ZeRO.", ZeroConfig())
-    collectives = chosen_collectives(world, config)
-    mesh = ProcessMesh(collectives.comm, dp=world.size)
+    world, volume = equip(world, config)
+    mesh = ProcessMesh(world.comm, dp=world.size)
     replicas = mesh.along("dp")
     alone = world.comm.Split(world.rank, 0)
 
@@ -84,7 +84,7 @@ def main(world: World) -> None:
         return dp
 
     def traffic(model: LanguageModel, dp: DataParallel) -> StepTraffic:
-        return step_traffic(config, dp, replicas, collectives.volume)
+        return step_traffic(config, dp, replicas, volume)
 
     strategy = Strategy(str(mesh), serial_model, alone, data_parallel, traffic)
     train(world, config, strategy)

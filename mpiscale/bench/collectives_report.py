@@ -59,7 +59,9 @@ def table(points: Sequence[Point]) -> str:
             own = next(point.seconds for point in group if point.algorithm == MPI_OWN)
             lines += [_row(point, own) for point in group]
         lines.append("")
-    lines.append("vs mpi: time of MPI's own over this one's, above 1 it is slower")
+    lines.append(
+        "vs mpi: MPI's own time over the algorithm's: above 1 the algorithm is faster"
+    )
     return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiscale.backend import Array
-from mpiscale.comm.communicator import Blocks, SendBuffer
+from mpiscale.comm.communicator import Blocks, Request, SendBuffer
 from mpiscale.comm.device_buffers import DirectAccess, StagedAccess
 from mpiscale.comm.ledger import Ledger
 from mpiscale.comm.mpi_objects import MpiObjects
@@ -94,7 +94,7 @@ class MpiCommunicator(MpiObjects):
         """Send `buf`; may wait until the receiver is there."""
         self._run(self._plan.send("Send", buf, dest), self.mpi.Send, dest, tag)
 
-    def Isend(self, buf: Array, dest: int, tag: int = 0) -> MpiRequest:
+    def Isend(self, buf: Array, dest: int, tag: int = 0) -> Request:
         """Start to send `buf`, which must not change until the request is done."""
         plan = self._plan.send("Isend", buf, dest)
         return self._start(plan, self.mpi.Isend, dest, tag)
@@ -108,7 +108,7 @@ class MpiCommunicator(MpiObjects):
 
     def Irecv(
         self, buf: Array, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
-    ) -> MpiRequest:
+    ) -> Request:
         """Start to receive into `buf`, which is filled when the request is done."""
         plan = self._plan.receive("Irecv", buf, source)
         return self._start(plan, self.mpi.Irecv, source, tag)
@@ -135,7 +135,7 @@ class MpiCommunicator(MpiObjects):
         """Wait until every rank is here."""
         self._run(Call("Barrier", 0, 0, [Piece(())]), self.mpi.Barrier)
 
-    def Ibarrier(self) -> MpiRequest:
+    def Ibarrier(self) -> Request:
         """Start a Barrier."""
         return self._start(Call("Ibarrier", 0, 0, [Piece(())]), self.mpi.Ibarrier)
 
@@ -143,7 +143,7 @@ class MpiCommunicator(MpiObjects):
         """Give every rank the root's `buf`."""
         self._run(self._plan.broadcast("Bcast", buf, root), self.mpi.Bcast, root)
 
-    def Ibcast(self, buf: Array, root: int = 0) -> MpiRequest:
+    def Ibcast(self, buf: Array, root: int = 0) -> Request:
         """Start a Bcast."""
         plan = self._plan.broadcast("Ibcast", buf, root)
         return self._start(plan, self.mpi.Ibcast, root)
@@ -168,7 +168,7 @@ class MpiCommunicator(MpiObjects):
 
     def Iallreduce(
         self, sendbuf: SendBuffer, recvbuf: Array, op: MPI.Op = MPI.SUM
-    ) -> MpiRequest:
+    ) -> Request:
         """Start an Allreduce."""
         plan = self._plan.all_reduce("Iallreduce", sendbuf, recvbuf, op)
         return self._start(plan, self.mpi.Iallreduce, op)
@@ -187,7 +187,7 @@ class MpiCommunicator(MpiObjects):
 
     def Ireduce_scatter_block(
         self, sendbuf: SendBuffer, recvbuf: Array, op: MPI.Op = MPI.SUM
-    ) -> MpiRequest:
+    ) -> Request:
         """Start a Reduce_scatter_block."""
         operation = "Ireduce_scatter_block"
         plan = self._plan.reduce_scatter(operation, sendbuf, recvbuf, op)
@@ -198,7 +198,7 @@ class MpiCommunicator(MpiObjects):
         plan = self._plan.all_gather("Allgather", sendbuf, recvbuf)
         self._run(plan, self.mpi.Allgather)
 
-    def Iallgather(self, sendbuf: SendBuffer, recvbuf: Array) -> MpiRequest:
+    def Iallgather(self, sendbuf: SendBuffer, recvbuf: Array) -> Request:
         """Start an Allgather."""
         plan = self._plan.all_gather("Iallgather", sendbuf, recvbuf)
         return self._start(plan, self.mpi.Iallgather)
@@ -213,7 +213,7 @@ class MpiCommunicator(MpiObjects):
         plan = self._plan.all_to_all("Alltoall", sendbuf, recvbuf)
         self._run(plan, self.mpi.Alltoall)
 
-    def Ialltoall(self, sendbuf: SendBuffer, recvbuf: Array) -> MpiRequest:
+    def Ialltoall(self, sendbuf: SendBuffer, recvbuf: Array) -> Request:
         """Start an Alltoall."""
         plan = self._plan.all_to_all("Ialltoall", sendbuf, recvbuf)
         return self._start(plan, self.mpi.Ialltoall)
@@ -235,7 +235,7 @@ class MpiCommunicator(MpiObjects):
 
     def _start(
         self, call: Call, function: Callable[..., MPI.Request], *last: Any
-    ) -> MpiRequest:
+    ) -> Request:
         entry = call.begin(self.ledger, self.name, self.size)
 
         def when_done(request: MpiRequest) -> None:

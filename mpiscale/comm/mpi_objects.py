@@ -29,9 +29,14 @@ class MpiObjects:
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send a picklable object."""
+        self._send_object(obj, dest, tag, self.mpi.send)
+
+    def _send_object(
+        self, obj: Any, dest: int, tag: int, send: Callable[[Any, int, int], None]
+    ) -> None:
         check_object(obj, "send")
         n = 0 if dest in (self.rank, MPI.PROC_NULL) else pickled_size(obj)
-        self._timed("send", lambda: self.mpi.send(obj, dest, tag), lambda _: n, dest)
+        self._timed("send", lambda: send(obj, dest, tag), lambda _: n, dest)
 
     def recv(
         self, buf: None = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG

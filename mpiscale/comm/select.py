@@ -187,12 +187,13 @@ def all_reduce_volume(name: str, topology: Topology | None = None) -> AllReduceV
     if name == "mpi":
         return OPTIMAL
 
-    found: dict[int, list[list[int]]] = {}  # by group
+    # By group, which is kept: another one with its id would not ask for its nodes.
+    found: dict[int, tuple[Communicator, list[list[int]]]] = {}
 
     def elements(n: int, itemsize: int, comm: Communicator) -> int:
         if id(comm) not in found:
-            found[id(comm)] = nodes_of(comm)
-        nodes, chosen = found[id(comm)], name
+            found[id(comm)] = comm, nodes_of(comm)
+        nodes, chosen = found[id(comm)][1], name
         if topology is not None:
             chosen = cheapest("all-reduce", nodes, n, itemsize, topology.machine)
         pattern = named("all-reduce", chosen).pattern(nodes, n, itemsize)
@@ -225,10 +226,19 @@ def seconds(
 
 
 def cheapest_all_reduce(topology: Topology) -> Callable[[Communicator], AllReduce]:
-    """Makes an all-reduce that is, for every size, the cheapest on this machine."""
+    """Makes an all-reduce that is, for every size, the cheapest on this machine.
+
+    Making it raises InputError if ranks are on several nodes, but one was measured.
+    """
 
     def make(comm: Communicator) -> AllReduce:
         nodes = nodes_of(comm)
+        if len(nodes) > 1 and topology.machine.across is None:
+            raise InputError(
+                f"the ranks are on {len(nodes)} nodes, but the topology file has no "
+                "times of messages between nodes: run `mpiscale bench collectives` "
+                "on several nodes, or name an algorithm instead of auto"
+            )
         algorithms = {
             name: _as_all_reduce(entry.make(comm))
             for name, entry in NAMED["all-reduce"].items()

@@ -19,6 +19,7 @@ What the numbers mean is said in `cost_model.py`.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def read_topology(path: Path) -> Topology:
     """Read a topology file.
 
     Raises:
-        InputError: if there is no such file, or it is another kind of file.
+        InputError: if there is no such file, it is another kind of file, or a time in
+            it is none.
     """
     try:
         read = json.loads(path.read_text())
@@ -65,14 +67,28 @@ def read_topology(path: Path) -> Topology:
         )
     try:
         across = read["across"]
+        gammas = read["gamma_seconds_per_byte"], read["gamma_share_seconds_per_byte"]
         machine = Machine(
             Level(**read["inside"]),
             None if across is None else Level(**across),
-            read["gamma_seconds_per_byte"],
-            read["gamma_share_seconds_per_byte"],
+            *gammas,
         )
-        return Topology(
+        topology = Topology(
             read["date"], read["mpi"], read["nodes"], read["hosts"], machine
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"topology file {path} lacks or misnames {error}") from None
+    for level in filter(None, (machine.inside, machine.across)):
+        _check_times(path, asdict(level))
+    _check_times(path, {"gamma_seconds_per_byte": gammas[0]})
+    _check_times(path, {"gamma_share_seconds_per_byte": gammas[1]})
+    return topology
+
+
+def _check_times(path: Path, times: dict[str, object]) -> None:
+    for name, time in times.items():
+        if not isinstance(time, (int, float)) or not 0 <= time < math.inf:
+            raise InputError(
+                f"topology file {path}: {name} must be a number that is finite and at "
+                f"least 0, got {time!r}: measure with `mpiscale bench collectives`"
+            )

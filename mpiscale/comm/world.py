@@ -13,6 +13,7 @@ environment, apart from the choice of kernels.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # at run time these start MPI: only when the environment is r
     from mpiscale.comm.ending import Outcome
     from mpiscale.comm.mpi import MpiCommunicator
 
+DEBUG_VARIABLE = "MPISCALE_DEBUG_COMM"
 SLEEP_VARIABLE = "MPIR_CVAR_ENABLE_HEAVY_YIELD"
 
 
@@ -119,7 +121,7 @@ def start(device: DeviceChoice = "cpu") -> World:
     sharing = sharing_ranks(cpus, [p.cpus for p in places if p.machine == machine])
     threads, warnings = take_threads(len(cpus), sharing)
     number, cuda_aware, device_warnings = take_device(device, comm)
-    return World(
+    world = World(
         comm=MpiCommunicator(comm, cuda_aware=cuda_aware),
         rank=comm.rank,
         size=comm.size,
@@ -133,6 +135,48 @@ def start(device: DeviceChoice = "cpu") -> World:
         library=library_name(MPI.Get_library_version()),
         warnings=warnings + device_warnings,
     )
+    timeout = os.environ.get(DEBUG_VARIABLE)
+    return world if timeout is None else debugging(world, seconds_of(timeout))
+
+
+def debugging(world: World, timeout_s: float) -> World:
+    """The same world, whose communication explains its hangs; collective.
+
+    timeout_s: after so many seconds without any progress rank 0 says who waits for
+        whom; it ends the job if that is a deadlock.
+    """
+    from mpiscale.comm.debug.communicator import DebugCommunicator
+    from mpiscale.comm.debug.watcher import Watcher
+
+    plain = world.comm
+    if isinstance(plain, DebugCommunicator):
+        return world
+    comm = DebugCommunicator(
+        plain.mpi,
+        Watcher(plain.mpi, timeout_s),
+        plain.ledger,
+        plain.name,
+        plain.max_count,
+        plain.cuda_aware,
+    )
+    return replace(world, comm=comm)
+
+
+def seconds_of(text: str) -> float:
+    """The timeout that MPISCALE_DEBUG_COMM asks for.
+
+    Raises:
+        InputError: if it is no positive number.
+    """
+    try:
+        timeout = float(text)
+    except ValueError:
+        timeout = 0.0
+    if not 0 < timeout < math.inf:
+        raise InputError(
+            f"{DEBUG_VARIABLE} must be the timeout in seconds, such as 30, got {text!r}"
+        )
+    return timeout
 
 
 def take_threads(cpus: int, sharing: int) -> tuple[int, tuple[str, ...]]:

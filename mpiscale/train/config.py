@@ -89,6 +89,10 @@ class TrainConfig:
     """Which algorithm sums over ranks: MPI's own, one of ours, or the cheapest."""
     topology: Path | None = None
     """For --all-reduce auto: what `mpiscale bench collectives` has measured."""
+    debug_comm: bool = False
+    """Compare collective calls, and explain hangs: who waits for whom, and where."""
+    debug_timeout: float = 30.0
+    """For --debug-comm: seconds without progress that count as a hang."""
     log_every: int = 20
     """Steps between two printed lines."""
     eval_batches: int = 8
@@ -135,10 +139,11 @@ class TrainConfig:
                 raise InputError(
                     f"--{flag} must be in [0, 1), got {getattr(self, name)}"
                 )
-        for name in ("lr", "clip"):
+        for name in ("lr", "clip", "debug_timeout"):
+            flag = name.replace("_", "-")
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(
-                    f"--{name} must be positive and finite, got {getattr(self, name)}"
+                    f"--{flag} must be positive and finite, got {getattr(self, name)}"
                 )
         for name in ("temperature", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:

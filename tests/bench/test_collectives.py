@@ -81,6 +81,18 @@ def test_a_topology_file_is_read_as_it_was_written(tmp_path):
     assert read_topology(path) == topology
 
 
+@pytest.mark.parametrize("time", ("fast", -1e-6, float("nan"), float("inf"), None))
+@pytest.mark.parametrize("name", ("gamma_seconds_per_byte", "beta_seconds_per_byte"))
+def test_a_time_that_is_none_is_refused_by_name(tmp_path, name, time):
+    path = tmp_path / "topology.json"
+    Topology("2026-01-31", "MPICH 5", [[0]], ["a"], MACHINE).write(path)
+    written = json.loads(path.read_text())
+    (written if name in written else written["across"])[name] = time
+    path.write_text(json.dumps(written))
+    with pytest.raises(InputError, match=f"{name} must be a number that is finite"):
+        read_topology(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

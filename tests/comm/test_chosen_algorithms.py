@@ -13,7 +13,7 @@ from mpiscale.comm.algorithms.ring_all_reduce import ring_all_reduce
 from mpiscale.comm.algorithms.ring_reduce_scatter import ring_reduce_scatter
 from mpiscale.comm.chosen_algorithms import Algorithms, with_algorithms
 from mpiscale.comm.communicator import Communicator
-from mpiscale.comm.mpi import MpiCommunicator
+from tests.communicators import world_communicator
 
 
 @AllToAll
@@ -36,7 +36,7 @@ ALL = Algorithms(
 
 def both():
     """(chosen, MPI's own)."""
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     return with_algorithms(comm, ALL), comm
 
 

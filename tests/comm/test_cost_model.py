@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpiscale.comm import message_patterns as patterns
 from mpiscale.comm.algorithms.binomial_tree import (
@@ -25,9 +24,9 @@ from mpiscale.comm.algorithms.node_groups import node_groups
 from mpiscale.comm.algorithms.pairwise_all_to_all import pairwise_all_to_all
 from mpiscale.comm.cost_model import TEXTBOOK, Level, Machine, pattern_seconds
 from mpiscale.comm.message_patterns import Message, sent_by
-from mpiscale.comm.mpi import MpiCommunicator
 from mpiscale.comm.select import NAMED, cheapest, named, seconds
 from mpiscale.errors import InputError
+from tests.communicators import world_communicator
 
 WORKED = Path(__file__).parents[1] / "reference" / "collectives_worked_points.json"
 NAMES = {
@@ -71,7 +70,7 @@ def check(comm, pattern, call, itemsize=4):
 
 @pytest.mark.mpi(ranks=(1, 2, 3, 4, 5, 6, 7, 8, 9))
 def test_the_ledger_equals_the_pattern_for_every_all_reduce_and_reduce_scatter():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     p = comm.size
     for n in SIZES:
         x = np.ones(n, np.float32)
@@ -98,7 +97,7 @@ def test_the_ledger_equals_the_pattern_for_every_all_reduce_and_reduce_scatter()
 
 @pytest.mark.mpi(ranks=(1, 2, 3, 4, 5, 6, 7, 8, 9))
 def test_the_ledger_equals_the_pattern_for_gathers_trees_and_exchanges():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     p, rank = comm.size, comm.rank
     for n in SIZES:
         x = np.ones(n, np.float32)
@@ -151,7 +150,7 @@ def test_the_ledger_equals_the_pattern_for_gathers_trees_and_exchanges():
 
 @pytest.mark.mpi(ranks=(1, 2, 3, 4, 5, 6, 7, 8, 9))
 def test_the_ledger_equals_the_pattern_for_two_levels():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     p = comm.size
     for placement in placements(p):
         groups = node_groups(comm, placement[comm.rank])

@@ -4,9 +4,8 @@ import os
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
-from mpiscale.comm.mpi import MpiCommunicator
+from tests.communicators import world_communicator
 
 NEEDED_GIB = 20  # two ranks with two arrays of 2 GiB each, and MPI's own copies
 MACHINE_GIB = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
@@ -17,7 +16,7 @@ MACHINE_GIB = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     MACHINE_GIB < NEEDED_GIB, reason=f"needs a machine with {NEEDED_GIB} GiB"
 )
 def test_messages_around_2_to_the_31_bytes_arrive_whole():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     other = 1 - comm.rank
     for size in (2**31 - 1, 2**31, 2**31 + 1):
         mine, theirs = np.empty(size, np.uint8), np.zeros(size, np.uint8)

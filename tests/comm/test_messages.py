@@ -5,14 +5,14 @@ import pytest
 from mpi4py import MPI
 
 from mpiscale.comm.communicator import Communicator, Waitall
-from mpiscale.comm.mpi import MpiCommunicator
 from tests.comm.kinds_of_arrays import layouts
+from tests.communicators import world_communicator
 
 RANKS = (1, 2, 3, 4)
 
 
 def communicator(max_count=None):
-    return MpiCommunicator(MPI.COMM_WORLD, max_count=max_count)
+    return world_communicator(max_count=max_count)
 
 
 def as_interface(comm: MPI.Comm) -> Communicator:

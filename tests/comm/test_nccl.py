@@ -19,7 +19,6 @@ from mpiscale.comm.algorithms.recursive_doubling_all_gather import (
 from mpiscale.comm.algorithms.ring_all_reduce import ring_all_reduce
 from mpiscale.comm.algorithms.ring_reduce_scatter import ring_reduce_scatter
 from mpiscale.comm.communicator import Waitall
-from mpiscale.comm.mpi import MpiCommunicator
 from mpiscale.comm.nccl import NcclCommunicator
 from mpiscale.comm.nccl_calls import Cuda, import_cuda
 from mpiscale.comm.nccl_watch import NcclWatch
@@ -28,6 +27,7 @@ from tests.comm import nccl_over_mpi
 from tests.comm import strict_device_array as device
 from tests.comm.every_method import Checked
 from tests.comm.scripts import run_script
+from tests.communicators import world_communicator
 
 CUDA = Cuda(device, nccl_over_mpi)
 
@@ -187,7 +187,7 @@ def test_test_says_false_until_the_gpu_is_done():
 @pytest.mark.mpi(ranks=(3,))
 def test_ledger_says_the_same_as_over_mpi_but_for_the_transport():
     booked = []
-    for comm in (communicator(), MpiCommunicator(MPI.COMM_WORLD)):
+    for comm in (communicator(), world_communicator()):
         x, blocks = filled(1, 4), filled(1, 3, 4)
         half = device.empty(4, np.float16)
         right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpiscale.comm.mpi import MpiCommunicator
 from mpiscale.comm.process_mesh import ProcessMesh, coordinates
 from mpiscale.errors import InputError
+from tests.communicators import world_communicator
 
 
 def test_last_dimension_varies_fastest():
@@ -23,7 +23,7 @@ def test_last_dimension_varies_fastest():
 
 @pytest.mark.mpi(ranks=(8,))
 def test_groups_join_the_ranks_that_differ_in_their_dimensions_alone():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     mesh = ProcessMesh(comm, pp=2, dp=2, tp=2)
     grid = np.arange(8).reshape(2, 2, 2)
     pp, dp, tp = (mesh.coordinate(name) for name in ("pp", "dp", "tp"))
@@ -47,7 +47,7 @@ def test_groups_join_the_ranks_that_differ_in_their_dimensions_alone():
 
 @pytest.mark.mpi(ranks=(4,))
 def test_ledger_knows_the_groups_of_a_mesh():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     mesh = ProcessMesh(comm, dp=1, tp=4)
     mesh.along("tp").Allreduce(MPI.IN_PLACE, np.zeros(4))
     mesh.along("dp").Allreduce(MPI.IN_PLACE, np.zeros(4))
@@ -63,7 +63,7 @@ def test_mesh_over_a_bare_mpi4py_communicator():
 
 @pytest.mark.mpi(ranks=(3,))
 def test_wrong_product_says_the_arithmetic_and_the_command():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     with pytest.raises(InputError) as error:
         ProcessMesh(comm, dp=2, tp=4)
     assert str(error.value) == (

@@ -20,13 +20,14 @@ from mpiscale.parallel.zero.zero1_optimizer_state import Zero1
 from mpiscale.parallel.zero.zero2_gradients import Zero2
 from mpiscale.parallel.zero.zero3_parameters import Zero3
 from mpiscale.tensor import no_grad
+from tests.communicators import world_communicator
 
 FLOAT64 = np.dtype(np.float64)
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
 def world():
-    return MpiCommunicator(MPI.COMM_WORLD)
+    return world_communicator()
 
 
 def alone():

@@ -14,13 +14,14 @@ from mpiscale.optim.clip import clip
 from mpiscale.parallel.sharding import gather_whole
 from mpiscale.parallel.tensor_parallel.tensor_parallelize import tensor_parallelize
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
+from tests.communicators import world_communicator
 
 FLOAT64 = np.dtype(np.float64)
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}  # float64: only the order of sums differs
 
 
 def world():
-    return MpiCommunicator(MPI.COMM_WORLD)
+    return world_communicator()
 
 
 def alone():

@@ -36,6 +36,7 @@ from mpiscale.comm.algorithms.ring_all_gather import ring_all_gather
 from mpiscale.comm.algorithms.ring_all_reduce import ring_all_reduce
 from mpiscale.comm.algorithms.ring_reduce_scatter import ring_reduce_scatter
 from mpiscale.comm.mpi import MpiCommunicator
+from tests.communicators import world_communicator
 
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 LARGE = 70_001  # elements: far above the size that MPI sends without being asked
@@ -57,7 +58,7 @@ class SynchronousSends(MpiCommunicator):
 
 def communicators():
     """The kinds of communicators that an algorithm may be given."""
-    return MpiCommunicator(MPI.COMM_WORLD), SynchronousSends(MPI.COMM_WORLD)
+    return world_communicator(), SynchronousSends(MPI.COMM_WORLD)
 
 
 def placements(p):
@@ -288,7 +289,7 @@ def test_wrong_arguments_are_refused_with_what_was_expected():
 
 @pytest.mark.mpi(ranks=(4,))
 def test_nodes_are_found_by_shared_memory():
-    groups = node_groups(MpiCommunicator(MPI.COMM_WORLD))
+    groups = node_groups(world_communicator())
     assert groups.nodes == [[0, 1, 2, 3]]
     assert groups.inside.size == groups.carriers == 4
     assert groups.across is not None

@@ -6,15 +6,15 @@ from mpi4py import MPI
 
 from mpiscale.comm.algorithms.bfloat16_all_reduce import bfloat16_all_reduce
 from mpiscale.comm.chosen_algorithms import Algorithms, with_algorithms
-from mpiscale.comm.mpi import MpiCommunicator
 from mpiscale.comm.traffic import all_reduce_sent
+from tests.communicators import world_communicator
 
 U = 2.0**-8  # unit roundoff of 8 significant bits
 
 
 @pytest.mark.mpi(ranks=(1, 2, 3, 4, 8))
 def test_the_error_keeps_its_bound_and_ranks_agree_to_the_bit():
-    for comm in (MPI.COMM_WORLD, MpiCommunicator(MPI.COMM_WORLD)):
+    for comm in (MPI.COMM_WORLD, world_communicator()):
         for n in (0, 1, 5, 1000, 70_000):
             x = np.random.default_rng(comm.rank).normal(size=n).astype(np.float32)
             everyone = np.empty((comm.size, n), np.float32)
@@ -35,7 +35,7 @@ def test_the_error_keeps_its_bound_and_ranks_agree_to_the_bit():
 
 @pytest.mark.mpi(ranks=(1, 2, 3, 4))
 def test_the_messages_have_half_the_bytes():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     for n in (0, 3, 1001):
         before = comm.ledger.sent_bytes()
         bfloat16_all_reduce(np.ones(n, np.float32), comm)
@@ -45,7 +45,7 @@ def test_the_messages_have_half_the_bytes():
 
 @pytest.mark.mpi(ranks=(2,))
 def test_what_it_would_spoil_is_refused():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     with pytest.raises(TypeError, match="sums of float32, got add of float64"):
         bfloat16_all_reduce(np.ones(3), comm)
     with pytest.raises(TypeError, match="got maximum of float32"):
@@ -54,7 +54,7 @@ def test_what_it_would_spoil_is_refused():
 
 @pytest.mark.mpi(ranks=(3,))
 def test_any_strategy_can_be_given_it():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     chosen = with_algorithms(comm, Algorithms(lambda _: bfloat16_all_reduce))
     x = np.full(5, 1 + 2.0**-12, np.float32)  # 2^-12 is lost
     total = np.empty_like(x)

@@ -25,7 +25,7 @@ from mpiscale.comm.algorithms.recursive_halving_reduce_scatter import (
 from mpiscale.comm.algorithms.ring_all_gather import ring_all_gather
 from mpiscale.comm.algorithms.ring_all_reduce import ring_all_reduce
 from mpiscale.comm.algorithms.ring_reduce_scatter import ring_reduce_scatter
-from mpiscale.comm.mpi import MpiCommunicator
+from tests.communicators import world_communicator
 
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 SEGMENT = 25  # elements
@@ -111,7 +111,7 @@ def ring_all_reduce_sends(n, p, rank):
 
 def sends_of(call):
     """What `call` sends on this rank, from the ledger: (messages, elements of 8 B)."""
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     call(comm)
     totals = comm.ledger.totals.items()
     messages = sum(total.calls for key, total in totals if key.operation == "Isend")

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiscale.comm import traffic
 from mpiscale.comm.algorithms.ring_all_reduce import ring_all_reduce
-from mpiscale.comm.mpi import MpiCommunicator
+from tests.communicators import world_communicator
 from tests.mpi_job import mpirun_command, rank_environment
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +22,7 @@ EXAMPLE = ROOT / "examples" / "ring_all_reduce_step_by_step.py"
 def test_ring_equals_the_all_reduce_of_mpi_and_sends_what_the_formula_says():
     rng = np.random.default_rng(MPI.COMM_WORLD.rank)
     for shape in ((), (0,), (1,), (2, 0), (5,), (3, 7), (10_001,)):
-        comm = MpiCommunicator(MPI.COMM_WORLD)
+        comm = world_communicator()
         x = rng.normal(size=shape)
         before, expected = x.copy(), np.empty(shape)
         total = ring_all_reduce(x, comm)
@@ -48,14 +48,14 @@ def test_ring_runs_on_a_bare_mpi4py_communicator():
 
 @pytest.mark.mpi(ranks=(3,))
 def test_ring_takes_strided_and_integer_arrays():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     x = np.arange(12).reshape(3, 4)[:, ::-2].T
     np.testing.assert_array_equal(ring_all_reduce(x, comm), 3 * x)
 
 
 @pytest.mark.mpi(ranks=(4,))
 def test_ring_sums_half_precision_in_float32():
-    comm = MpiCommunicator(MPI.COMM_WORLD)
+    comm = world_communicator()
     for half in (np.float16, ml_dtypes.bfloat16):
         x = np.full(10, 2048 if comm.rank == 0 else 3, half)
         total = ring_all_reduce(x, comm)
@@ -67,9 +67,7 @@ def test_ring_sums_half_precision_in_float32():
 def test_ring_of_messages_above_the_eager_limit():
     x = np.full(3_000_000, MPI.COMM_WORLD.rank + 1.0, np.float32)
     p = MPI.COMM_WORLD.size
-    assert (
-        ring_all_reduce(x, MpiCommunicator(MPI.COMM_WORLD)) == p * (p + 1) / 2
-    ).all()
+    assert (ring_all_reduce(x, world_communicator()) == p * (p + 1) / 2).all()
 
 
 @pytest.mark.parametrize(("ranks", "elements"), [(1, 3), (3, 10), (4, 2)])

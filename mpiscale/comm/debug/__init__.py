@@ -1,0 +1,1 @@
+"""Communication that explains its own hangs: `--debug-comm`."""
