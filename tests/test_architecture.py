@@ -25,9 +25,10 @@ MAY_IMPORT = {
     "parallel": f"{SERIAL} comm",
     "train": f"{SERIAL} comm parallel",
     "bench": f"{SERIAL} comm parallel train",
-    "cli": f"{SERIAL} comm parallel train bench",
+    "doctor": f"{SERIAL} comm",
+    "cli": f"{SERIAL} comm parallel train bench doctor",
 }
-KNOW_MPI = {"comm", "parallel", "train", "cli"}
+KNOW_MPI = {"comm", "parallel", "train", "doctor", "cli"}
 READ_THE_ENVIRONMENT = {"mpiscale/comm/world.py", "kernels/choose.py"}
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv"}
 MOST_LINES = 400

@@ -10,12 +10,13 @@ import tyro
 from mpiscale.bench.conductor import ContenderError
 from mpiscale.bench.step import DisagreementError
 from mpiscale.cli.bench import bench
+from mpiscale.cli.doctor import doctor
 from mpiscale.errors import InputError
 
 DESCRIPTION = (
     "Train large models in parallel: every strategy as explicit communication."
 )
-COMMANDS: dict[str, Callable[..., None]] = {"bench": bench}
+COMMANDS: dict[str, Callable[..., None]] = {"bench": bench, "doctor": doctor}
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -177,6 +177,11 @@ def seconds_of(text: str) -> float:
             f"{DEBUG_VARIABLE} must be the timeout in seconds, such as 30, got {text!r}"
         )
     return timeout
+
+
+def environment() -> Mapping[str, str]:
+    """The environment variables, for those that must show or judge them."""
+    return dict(os.environ)
 
 
 def take_threads(cpus: int, sharing: int) -> tuple[int, tuple[str, ...]]:
