@@ -29,7 +29,7 @@ from mpiscale.parallel.data_parallel.all_reduce_after_backward import (
 )
 from mpiscale.parallel.data_parallel.start_when_ready import StartWhenReady
 
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 16 << 20
 
 
 @dataclass

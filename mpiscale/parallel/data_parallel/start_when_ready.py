@@ -9,18 +9,25 @@ bucket i is started only when it *and all before it* are complete:
     complete       yes   no    yes   no        b0 is in flight, b2 waits for b1
     at the end     b1, b2, b3 are started, with zeros where a gradient is missing
 
-MPI moves a collective on only inside calls. So every completed gradient also tests all
-that is in flight.
+MPI moves a collective on only inside calls, and over a network only as far as a socket
+takes: an operation that computes for 50 ms would leave the wire idle for most of that
+time. So while anything is in flight a thread tests it every millisecond; kernels run
+without Python's lock, so it gets its turn.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import cast
+
+from mpi4py import MPI
 
 from mpiscale.comm.communicator import Request
 from mpiscale.nn.parameter import Parameter
 from mpiscale.tensor import Tensor
+
+NAP_S = 1e-3
 
 
 class StartWhenReady:
@@ -53,9 +60,10 @@ class StartWhenReady:
         self._missing = [len(bucket) for bucket in self._buckets]
         self._seen: set[int] = set()
         self._requests: list[Request] = []
+        self._mover: Mover | None = None
 
     def _ready(self, leaf: Tensor) -> None:
-        """A gradient is complete: start what may start, and move on what is started."""
+        """A gradient is complete: start what may start."""
         if not self._active():
             return
         parameter = cast(Parameter, leaf)
@@ -68,18 +76,59 @@ class StartWhenReady:
         self._seen.add(id(parameter))
         self._missing[self._bucket_of[id(parameter)]] -= 1
         while self._next < len(self._buckets) and self._missing[self._next] == 0:
-            self._requests.append(self._start(self._next))
-        for request in self._requests:
-            request.Test()
+            self._start_next()
+        if self._mover is not None:
+            self._mover.move()
 
     @property
     def _next(self) -> int:
         return len(self._requests)
 
+    def _start_next(self) -> None:
+        if self._mover is None:
+            self._mover = Mover()
+        with self._mover.lock:
+            self._requests.append(self._start(self._next))
+            self._mover.in_flight.append(self._requests[-1])
+
     def finish(self) -> None:
         """Start the buckets that are left, and wait until all are done."""
         while self._next < len(self._buckets):
-            self._requests.append(self._start(self._next))
+            self._start_next()
+        if self._mover is not None:
+            self._mover.stop()
         for request in self._requests:
             request.Wait()
         self._begin()
+
+
+class Mover:
+    """Lets requests in flight move on while the main thread computes.
+
+    By a thread of its own, if MPI was started for calls from several threads at once
+    (MPI_THREAD_MULTIPLE, mpi4py's default); else only when `move` is called. Who calls
+    methods of the requests, or starts new ones, holds `lock`.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.in_flight: list[Request] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_moving, daemon=True)
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._thread.start()
+
+    def move(self) -> None:
+        """Test all that is in flight."""
+        with self.lock:
+            self.in_flight = [r for r in self.in_flight if not r.Test()]
+
+    def _keep_moving(self) -> None:
+        while not self._stop.wait(NAP_S):
+            self.move()
+
+    def stop(self) -> None:
+        """End the thread; the requests are the caller's again."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
