@@ -40,6 +40,7 @@ class Settings:
         weights: folder of the first values, one .npy a parameter; ours writes them.
         compile: whether PyTorch's model goes through torch.compile.
         memory: whether to find out what the graph keeps.
+        ranks: among which the batch is cut.
     """
 
     shape: Shape
@@ -48,6 +49,7 @@ class Settings:
     optimizer: AdamWSettings = field(default_factory=AdamWSettings)
     compile: bool = False
     memory: bool = False
+    ranks: int = 1
 
     @property
     def folder(self) -> Path:
@@ -69,7 +71,7 @@ class Contender(Protocol):
     details: list[str]  # versions and kernels, a line each
 
     def step(self, number: int) -> float:
-        """Train on batch `number` = 1, 2, ...; return the loss."""
+        """Train on batch `number` = 1, 2, ...; return this rank's part of the loss."""
 
     def memory(self, before: int) -> MemoryReport | None:
         """Where the memory goes, if that was asked for and is known."""

@@ -9,15 +9,20 @@ from collections.abc import Callable
 import numpy as np
 
 from mpiscale.backend import FLOAT32, keep_freed_memory
-from mpiscale.bench.contender import GEMM_SIZE, Settings, serve
+from mpiscale.bench.contender import GEMM_SIZE, Settings
 from mpiscale.bench.machine import blas_libraries
 from mpiscale.bench.shapes import batch
+from mpiscale.bench.start import start
+from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.threads import apply_threads
 from mpiscale.kernels.choose import implementation
 from mpiscale.models.gpt import GPT, GPTConfig
 from mpiscale.nn.flat import materialize
 from mpiscale.nn.placement import Placement
 from mpiscale.optim.adamw import AdamW
+from mpiscale.parallel.data_parallel.all_reduce_after_backward import (
+    AllReduceAfterBackward,
+)
 from mpiscale.tensor import Tensor
 from mpiscale.train.memory import MemoryReport, peak_resident_bytes, saved_bytes
 
@@ -29,7 +34,7 @@ class MpiscaleGPT:
 
     name = "mpiscale"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, comm: Communicator | None = None) -> None:
         apply_threads(settings.threads)  # both as `comm/world.py` does at every start
         keep_freed_memory()
         self.details = [
@@ -48,8 +53,10 @@ class MpiscaleGPT:
             )
         )
         self.flat = materialize(self.model, SEED, FLOAT32)
-        for parameter in self.flat.parameters:
-            np.save(settings.folder / f"{parameter.name}.npy", parameter.data)
+        if comm is None or comm.rank == 0:
+            for parameter in self.flat.parameters:
+                np.save(settings.folder / f"{parameter.name}.npy", parameter.data)
+        self.dp = None if comm is None else AllReduceAfterBackward(self.flat, comm)
         made = settings.optimizer
         self.optimizer = AdamW(
             self.flat, made.beta1, made.beta2, made.eps, made.weight_decay
@@ -57,16 +64,19 @@ class MpiscaleGPT:
         self.activations: int | None = None
 
     def step(self, number: int) -> float:
-        """Train on batch `number`; return the loss."""
+        """Train on batch `number`; return this rank's part of the loss."""
         shape = self.settings.shape
         tokens, labels = batch(shape, number)
-        placement = Placement.whole(shape.batch, shape.length)
+        part, parts = self.dp.samples if self.dp else (0, 1)
+        rows = np.array_split(np.arange(shape.batch), parts)[part]
+        placement = Placement(rows, np.arange(shape.length), shape.length)
         self.flat.zero_grad()
-        loss = self.model.loss(tokens, labels, placement, labels.size)
+        loss = self.model.loss(tokens[rows], labels[rows], placement, labels.size)
         if self.settings.memory and self.activations is None:
             self.activations = self._saved_bytes(loss)
         loss.backward()
-        self.flat.complete_grad()
+        if self.dp is not None:
+            self.dp.finish()
         self.optimizer.step(self.settings.optimizer.lr)
         return loss.item()
 
@@ -93,4 +103,4 @@ class MpiscaleGPT:
 
 
 if __name__ == "__main__":
-    serve(MpiscaleGPT)
+    start(MpiscaleGPT)

@@ -18,6 +18,7 @@ from mpiscale.bench.conductor import (
 from mpiscale.bench.contender import GEMM_FLOPS, Settings
 from mpiscale.bench.machine import machine
 from mpiscale.bench.shapes import Shape
+from mpiscale.bench.start import ON_RANKS
 from mpiscale.train.memory import MemoryReport
 
 Clock = Literal["wall_s", "cpu_s"]
@@ -66,6 +67,7 @@ class StepResult:
 
     shape: Shape
     threads: int
+    ranks: int
     contestants: list[Contestant]
     memory: MemoryReport | None
     machine: dict[str, Any]
@@ -73,12 +75,13 @@ class StepResult:
 
     @property
     def clocks(self) -> list[Clock]:
-        """The clocks that mean something: CPU time only if one thread does all.
+        """The clocks that mean something: CPU time only where one thread does all.
 
         CPU time does not count what other processes take from this one; with several
         threads it does not show how well the work is shared out.
         """
-        return ["wall_s", "cpu_s"] if self.threads == 1 else ["wall_s"]
+        alone = self.threads == self.ranks == 1
+        return ["wall_s", "cpu_s"] if alone else ["wall_s"]
 
     def ratios(self, other: Contestant, clock: Clock) -> list[float]:
         """`other`'s time over ours, pair by pair; above 1 we are faster."""
@@ -87,9 +90,14 @@ class StepResult:
         return [b / a for a, b in zip(ours, theirs, strict=True)]
 
     def gemm_peak(self, clock: Clock) -> float:
-        """FLOP/s of the better library's product of 1024 x 1024 matrices."""
-        return GEMM_FLOPS / min(
-            getattr(c, f"product_{clock}") for c in self.contestants
+        """FLOP/s of the better library's product of 1024 x 1024 matrices, on all ranks.
+
+        Timed on one rank while the others sleep.
+        """
+        return (
+            self.ranks
+            * GEMM_FLOPS
+            / min(getattr(c, f"product_{clock}") for c in self.contestants)
         )
 
 
@@ -129,13 +137,20 @@ def measure_step(
         _contestant(*parts) for parts in zip(built, first, timed, products, strict=True)
     ]
     report = MemoryReport(**memory) if memory else None
-    return StepResult(settings.shape, settings.threads, contestants, report, here)
+    return StepResult(
+        settings.shape, settings.threads, settings.ranks, contestants, report, here
+    )
 
 
-def commands(threads: int, against_torch: bool) -> list[list[str]]:
+def commands(threads: int, against_torch: bool, ranks: int = 1) -> list[list[str]]:
     """The commands that start our contender and, if wanted, PyTorch's."""
     modules = [OURS, TORCH] if against_torch else [OURS]
-    return [clean_command(module, threads) for module in modules]
+    if ranks == 1:
+        return [clean_command(module, threads) for module in modules]
+    launcher = ["mpirun", "-n", str(ranks)]
+    return [
+        [*launcher, *clean_command(module, threads, ON_RANKS)] for module in modules
+    ]
 
 
 def check_same_loss(names: Sequence[str], losses: Sequence[float]) -> None:

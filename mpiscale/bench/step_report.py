@@ -32,7 +32,7 @@ def _heading(result: StepResult) -> str:
         f"shape     {result.shape}",
         f"machine   {here['cpu']}, {here['cpus']} CPUs allowed, load average "
         f"{here['load_average']:.1f} at the start",
-        f"threads   {result.threads}",
+        f"ranks     {result.ranks}, {result.threads} thread(s) each",
         f"steps     {pairs} of each, in turn; medians"
         + (f" (rough: fewer than {ENOUGH_PAIRS})" if pairs < ENOUGH_PAIRS else ""),
         f"removed   {', '.join(result.removed_variables)} from the environment",
@@ -142,5 +142,7 @@ def draw(result: StepResult, path: Path) -> None:
     memory.set_ylabel("resident memory, MiB")
     memory.margins(y=0.3)
     memory.legend(loc="upper right")
-    figure.suptitle(f"{result.shape}; threads: {result.threads}", fontsize=9)
+    figure.suptitle(
+        f"{result.shape}; ranks: {result.ranks}, threads: {result.threads}", fontsize=9
+    )
     figure.savefig(path)

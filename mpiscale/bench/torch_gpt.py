@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from mpiscale.bench.contender import GEMM_SIZE, Settings, serve
+from mpiscale.bench.contender import GEMM_SIZE, Settings
 from mpiscale.bench.shapes import Shape, batch
+from mpiscale.bench.start import start
+from mpiscale.comm.communicator import Communicator
 from mpiscale.train.memory import MemoryReport
 
 
@@ -88,7 +92,7 @@ class GPT(nn.Module):
 class TorchGPT:
     """The model with PyTorch's fused AdamW, eager or compiled."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, comm: Communicator | None = None) -> None:
         torch.set_num_threads(settings.threads)
         torch.set_num_interop_threads(1)
         self.name = "PyTorch compiled" if settings.compile else "PyTorch"
@@ -100,16 +104,30 @@ class TorchGPT:
         model = GPT(settings.shape)
         load_weights(model, settings)
         self.optimizer = adamw(model, settings)
-        self.model = torch.compile(model) if settings.compile else model
+        self.rank = 0 if comm is None else comm.rank
+        self.model: Any = model
+        if comm is not None:
+            rendezvous = f"file://{settings.folder}/gloo"
+            distributed.init_process_group(
+                "gloo", rendezvous, rank=comm.rank, world_size=comm.size
+            )
+            self.model = DistributedDataParallel(model)
+            self.name += " DDP, gloo"
+        if settings.compile:
+            self.model = torch.compile(self.model)
 
     def step(self, number: int) -> float:
-        """Train on batch `number`; return the loss."""
-        tokens, labels = map(torch.from_numpy, batch(self.settings.shape, number))
+        """Train on batch `number`; return this rank's part of the loss."""
+        ranks = self.settings.ranks  # which divides the batch: DDP takes the mean
+        tokens, labels = (
+            torch.from_numpy(np.array_split(ids, ranks)[self.rank])
+            for ids in batch(self.settings.shape, number)
+        )
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.model(tokens, labels)
         loss.backward()
         self.optimizer.step()
-        return float(loss.item())
+        return float(loss.item()) / ranks
 
     def memory(self, before: int) -> MemoryReport | None:
         """PyTorch keeps no account of its memory on a CPU."""
@@ -161,4 +179,4 @@ def adamw(model: GPT, settings: Settings) -> torch.optim.AdamW:
 
 
 if __name__ == "__main__":
-    serve(TorchGPT)
+    start(TorchGPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -69,12 +70,16 @@ class BenchStep:
             weights="",
             compile=self.compile,
             memory=self.profile == "memory",
+            ranks=self.ranks,
         )
+        against_torch = self.vs == "torch"
         result = measure_step(
-            settings, self.steps, commands(self.threads, self.vs == "torch")
+            settings, self.steps, commands(self.threads, against_torch, self.ranks)
         )
         print("\n" + step_report(result))
         name = f"step-{self.shape}-{self.threads}thread"
+        if self.ranks > 1:
+            name += f"-{self.ranks}ranks"
         for line in write_report(result, self.out, name):
             print(line)
 
@@ -86,11 +91,15 @@ class BenchStep:
         """
         if self.ranks < 1:
             raise InputError(f"--ranks must be at least 1, got {self.ranks}")
-        if self.ranks > 1:
+        if SHAPES[self.shape].batch % self.ranks:
             raise InputError(
-                f"--ranks {self.ranks}: the step can't be cut among ranks yet, since "
-                "there is no data parallelism: leave --ranks out, or use --threads"
+                f"--ranks {self.ranks} does not divide the {SHAPES[self.shape].batch} "
+                f"samples of shape {self.shape}"
             )
+        if self.ranks > 1 and shutil.which("mpirun") is None:
+            raise InputError("--ranks needs mpirun on the PATH: pip install mpich")
+        if self.ranks > 1 and self.profile:
+            raise InputError("--profile memory is for one rank: leave --ranks out")
         _check_at_least_1("steps", self.steps)
         _check_at_least_1("threads", self.threads)
         if self.compile and self.vs is None:

@@ -22,6 +22,7 @@ from mpiscale.bench.step import DisagreementError, measure_step
 from mpiscale.models.gpt import GPT, GPTConfig
 from mpiscale.train.flops import model_flops_per_token
 from mpiscale.train.memory import MIB, MemoryReport
+from tests.comm.scripts import run_command
 
 TINY = Shape(layers=1, width=32, heads=2, length=16, batch=2, vocabulary=64)
 SETTINGS = Settings(TINY, threads=1, weights="")
@@ -139,7 +140,7 @@ def test_json_holds_every_step_and_what_follows(measured, tmp_path):
     written = json.loads((tmp_path / "new" / "step.json").read_text())
     assert {
         "shape", "threads", "machine", "removed_variables", "contestants", "memory",
-        "step_flops", "gemm_flops_per_second",
+        "step_flops", "gemm_flops_per_second", "ranks",
     } == set(written)  # fmt: skip
     assert written["shape"]["width"] == TINY.width
     assert written["gemm_flops_per_second"]["cpu_s"] == 2 * 1024**3 / 0.02
@@ -190,3 +191,16 @@ def test_operations_of_a_step_are_those_that_the_training_loop_counts(shape):
     )
     per_token = model_flops_per_token(matrices, shape.layers, shape.width, shape.length)
     assert shape.step_flops == per_token * shape.tokens
+
+
+def test_ranks_share_the_batch_and_compute_the_loss_of_one(tmp_path):
+    losses = []
+    for ranks, name in (("1", "step-a-1thread"), ("2", "step-a-1thread-2ranks")):
+        done = run_command(
+            0, "bench", "step", "--ranks", ranks, "--steps", "1", "--out", str(tmp_path)
+        )
+        assert done.returncode == 0, done.stderr
+        written = json.loads((tmp_path / f"{name}.json").read_text())
+        assert written["ranks"] == int(ranks)
+        losses.append(written["contestants"][0]["first_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
