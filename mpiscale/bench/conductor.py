@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import selectors
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 # They choose OpenBLAS's kernels for another CPU than this one: an old choice slows a
@@ -37,6 +39,12 @@ def clean_command(module: str, threads: int, *arguments: str) -> list[str]:
     unset = [word for name in REMOVED_VARIABLES for word in ("-u", name)]
     threads_too = [f"OMP_NUM_THREADS={threads}", f"NUMBA_NUM_THREADS={threads}"]
     return ["env", *unset, *threads_too, sys.executable, "-m", module, *arguments]
+
+
+def mpirun() -> str | None:
+    """The mpirun of this Python's environment, or else that on the PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 class ContenderProcess:

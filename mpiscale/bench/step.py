@@ -14,6 +14,7 @@ from mpiscale.bench.conductor import (
     alternate,
     clean_command,
     contenders,
+    mpirun,
 )
 from mpiscale.bench.contender import GEMM_FLOPS, Settings
 from mpiscale.bench.machine import machine
@@ -147,7 +148,7 @@ def commands(threads: int, against_torch: bool, ranks: int = 1) -> list[list[str
     modules = [OURS, TORCH] if against_torch else [OURS]
     if ranks == 1:
         return [clean_command(module, threads) for module in modules]
-    launcher = ["mpirun", "-n", str(ranks)]
+    launcher = [mpirun() or "mpirun", "-n", str(ranks)]
     return [
         [*launcher, *clean_command(module, threads, ON_RANKS)] for module in modules
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from tyro.conf import (
 )
 
 from mpiscale.bench.attention import AttentionShape, measure_attention
-from mpiscale.bench.conductor import ContenderError, clean_command
+from mpiscale.bench.conductor import ContenderError, clean_command, mpirun
 from mpiscale.bench.contender import Settings
 from mpiscale.bench.kernel_report import kernel_table, write_kernels
 from mpiscale.bench.shapes import SHAPES, ShapeName
@@ -96,7 +95,7 @@ class BenchStep:
                 f"--ranks {self.ranks} does not divide the {SHAPES[self.shape].batch} "
                 f"samples of shape {self.shape}"
             )
-        if self.ranks > 1 and shutil.which("mpirun") is None:
+        if self.ranks > 1 and mpirun() is None:
             raise InputError("--ranks needs mpirun on the PATH: pip install mpich")
         if self.ranks > 1 and self.profile:
             raise InputError("--profile memory is for one rank: leave --ranks out")
