@@ -59,6 +59,19 @@ def is_writeable(x: Array) -> bool:
     return not x.__cuda_array_interface__["data"][1]
 
 
+def to_host(x: Array) -> Array:
+    """The values of `x` in new memory of the host, when they are computed."""
+    if isinstance(x, np.ndarray):
+        return x.copy()
+    host: Array = array_module(x).asnumpy(x)
+    return host
+
+
+def to_device(x: Array, like: Array) -> Array:
+    """The values of the host's array `x` where `like` is: on its device, or here."""
+    return x if isinstance(like, np.ndarray) else array_module(like).asarray(x)
+
+
 def is_half(dtype: DType) -> bool:
     """Whether `dtype` is a 16-bit float: stored as such, computed in float32."""
     return dtype in (FLOAT16, BFLOAT16)
