@@ -154,6 +154,149 @@ else:
     assert line_of(tmp_path, "comm.Isend") in done.err
 
 
+def test_one_array_sent_again_while_it_is_on_its_way_is_found(tmp_path):
+    done = debug(tmp_path, """
+big = np.empty(262_144, np.float32)
+if rank == 0:
+    requests = []
+    for m in range(8):
+        big.fill(m)
+        requests.append(comm.Isend(big, 1))
+    for request in requests:
+        request.Wait()
+else:
+    for m in range(8):
+        time.sleep(0.1)
+        comm.Recv(big, 0)
+""")  # fmt: skip
+    assert done.code == 1
+    assert "BufferChangedError: Isend of 262144 float32 to rank 1" in done.err
+
+
+def test_an_array_read_before_it_has_arrived_holds_nan(tmp_path):
+    done = debug(tmp_path, """
+n, other = np.zeros(10, np.int16), 1 - rank
+arriving = [comm.Irecv(y, other), comm.Irecv(n, other, tag=1)]
+early = np.isnan(y).all() and (n == 32767).all()
+comm.Barrier()
+leaving = [comm.Isend(x, other), comm.Isend(n * 0, other, tag=1)]
+for request in arriving + leaving:
+    request.Wait()
+print(early, (y == 1).all(), (n == 0).all())
+""")  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.out.split() == ["True"] * 6
+
+
+def test_what_is_in_flight_is_listed_with_its_line(tmp_path):
+    done = debug(tmp_path, """
+request = comm.Irecv(y, 1 - rank, tag=5)
+comm.Sendrecv(x, 1 - rank, 6, y.copy(), 1 - rank, 7)
+""")  # fmt: skip
+    assert done.code == 1
+    where = re.escape(line_of(tmp_path, "comm.Irecv"))
+    waiting = r"in flight: Irecv of 10 float32 from rank 1 tag 5 \(40 B\), "
+    assert re.search(rf"{waiting}.*{where}", done.err), done.err
+    said = "Sendrecv of 10 float32 to rank 1 tag 6 (40 B) and of 10 float32 from rank 1"
+    assert f"{said} tag 7" in done.err
+
+
+def test_a_rank_that_keeps_pythons_lock_is_not_taken_for_waiting(tmp_path):
+    done = debug(tmp_path, """
+if rank == 0:
+    time.sleep(0.6)  # rank 1 is known to wait for rank 0
+    comm.Send(x, 1)
+    comm.Recv(y, 1)
+else:
+    comm.Recv(y, 0)
+    end = time.monotonic() + 2.5
+    sys.setswitchinterval(100)  # its watcher gets no turn
+    while time.monotonic() < end:
+        pass
+    comm.Send(x, 0)
+""")  # fmt: skip
+    assert done.code == 0, done.err
+    assert "rank 1 computes in a call that keeps Python's lock" in done.err
+
+
+def test_a_thread_may_move_on_what_the_main_thread_started(tmp_path):
+    done = debug(tmp_path, """
+from mpi4py import MPI
+from mpiscale.parallel.data_parallel.start_when_ready import Mover
+sys.setswitchinterval(1e-5)
+for step in range(60):
+    mover, sums = Mover(), [np.full(1000, i, float) for i in range(4)]
+    requests = []
+    for part in sums:
+        with mover.lock:
+            requests.append(comm.Iallreduce(MPI.IN_PLACE, part))
+            mover.in_flight.append(requests[-1])
+        time.sleep(0.001 * ((step + rank) % 2))
+        comm.Allreduce(x, y)
+    mover.stop()
+    for request in requests:
+        request.Wait()
+    assert [part[0] for part in sums] == [0, 2, 4, 6]
+""", timeout="5")  # fmt: skip
+    assert done.code == 0, done.err
+
+
+def test_an_error_that_a_test_has_raised_is_raised_again_by_wait(tmp_path):
+    done = debug(tmp_path, """
+request = comm.Iallreduce(*((x, y) if rank else (x[:3].copy(), y[:3].copy())))
+try:
+    while not request.Test():
+        pass
+except RuntimeError:
+    pass
+request.Wait()
+""")  # fmt: skip
+    assert done.code == 1
+    assert "rank 0: Iallreduce of 3 float32 SUM" in done.err
+    assert "rank 1: Iallreduce of 10 float32 SUM" in done.err
+
+
+def test_buckets_reduced_in_another_order_are_named(tmp_path):
+    done = debug(tmp_path, """
+a, b = np.ones(2), np.full(3, 10.0)
+for gradient in (a, b) if rank == 0 else (b, a):
+    comm.Allreduce(gradient, np.empty_like(gradient))
+""")  # fmt: skip
+    assert done.code == 1
+    assert "rank 0: Allreduce of 2 float64 SUM" in done.err
+    assert "rank 1: Allreduce of 3 float64 SUM" in done.err
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("elements", [25, 16_384])
+def test_a_ring_in_which_all_send_first_hangs_at_any_size(tmp_path, ranks, elements):
+    done = debug(tmp_path, f"""
+big, into = np.ones({elements}, np.float32), np.empty({elements}, np.float32)
+comm.Sendrecv(big, (rank + 1) % p, 0, into, (rank - 1) % p)  # this is the right way
+comm.Send(big, (rank + 1) % p)
+comm.Recv(into, (rank - 1) % p)
+""", ranks=ranks)  # fmt: skip
+    assert done.code == 1
+    circle = " -> ".join(f"rank {r}" for r in [*range(ranks), 0])
+    assert f"cycle: {circle}" in done.err
+    where = re.escape(line_of(tmp_path, "comm.Send(big"))
+    assert len(re.findall(rf"Send of {elements} float32 .*{where}", done.err)) == ranks
+
+
+def test_activations_and_gradients_of_two_ranks_are_told_apart_by_tag(tmp_path):
+    """On two ranks the previous and the next peer coincide, with equal shapes."""
+    done = debug(tmp_path, """
+other, activation, gradient = 1 - rank, np.empty(4), np.empty(4)
+arriving = [comm.Irecv(gradient, other, tag=2), comm.Irecv(activation, other, tag=1)]
+leaving = [comm.Isend(np.full(4, float(t)), other, tag=t) for t in (1, 2)]
+for request in arriving + leaving:
+    request.Wait()
+print(activation[0], gradient[0])
+""")  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    assert done.out.split() == ["1.0", "2.0"] * 2
+
+
 def test_collectives_in_flight_may_be_waited_for_in_any_order(tmp_path):
     done = debug(tmp_path, """
 z = np.empty_like(y)

@@ -8,6 +8,8 @@
 - All sends are synchronous: a program that only works because MPI buffers small
   messages hangs here with any message, and the hang is explained.
 - A buffer that changes while it is being sent is found when the send is done.
+- A buffer that is to be filled by Irecv holds NaN, or the largest integer, until then:
+  whoever reads it too early, or reads more of it than arrived, sees that.
 
 It is slower: each collective costs a small all-gather more, each send the wait for its
 receiver.
@@ -15,6 +17,7 @@ receiver.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +28,12 @@ from mpi4py import MPI
 
 from mpiscale.backend import Array, is_on_device
 from mpiscale.comm.communicator import Request
-from mpiscale.comm.debug.agreement import RECORD_BYTES, compare, record
+from mpiscale.comm.debug.agreement import (
+    RECORD_BYTES,
+    CollectiveMismatchError,
+    compare,
+    record,
+)
 from mpiscale.comm.debug.wait_for_graph import CollectiveCall
 from mpiscale.comm.debug.watcher import Board, Waiting, Watcher
 from mpiscale.comm.ledger import Ledger, calling_line, human_bytes, short_path
@@ -63,6 +71,8 @@ class DebugCommunicator(MpiCommunicator):
         self._world_ranks = tuple(ranks)
         self._group = self._board.new_group(self._world_ranks)
         self._agreeing: deque[Agreement] = deque()
+        # Of the queue and the requests in it: several threads may move calls on.
+        self._agreeing_lock = threading.Lock()
 
     def Split(self, color: int = 0, key: int = 0) -> DebugCommunicator:
         """A communicator of the ranks with the same color, ordered by (key, rank)."""
@@ -78,6 +88,14 @@ class DebugCommunicator(MpiCommunicator):
         """Send a picklable object."""
         self._send_object(obj, dest, tag, self.mpi.ssend)
 
+    def Irecv(
+        self, buf: Array, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
+    ) -> Request:
+        """Start to receive into `buf`, which is filled when the request is done."""
+        if source != MPI.PROC_NULL:
+            poison(buf)
+        return super().Irecv(buf, source, tag)
+
     # How calls are carried out
 
     def _run(self, call: Call, function: Callable[..., None], *last: Any) -> None:
@@ -92,17 +110,18 @@ class DebugCommunicator(MpiCommunicator):
         self, call: Call, function: Callable[..., MPI.Request], *last: Any
     ) -> Request:
         call.pieces = list(call.pieces)
-        waiting, agreement = self._waiting(call, last), None
-        if waiting.collective is not None:
-            agreement = self._agree(waiting, self._must_agree(call, last))
-        begin = super()._start
+        waiting, begin = self._waiting(call, last), super()._start
+        request = DebugRequest(self._board, waiting, self._sent_arrays(call))
 
-        def start() -> Request:
-            return begin(call, self._synchronous(call, function), *last)
+        def start() -> None:
+            request.started = begin(call, self._synchronous(call, function), *last)
 
-        return DebugRequest(
-            self._board, waiting, agreement, start, self._sent_arrays(call)
-        )
+        if waiting.collective is None:
+            start()
+        else:
+            must_agree = self._must_agree(call, last)
+            request.agreement = self._agree(waiting, must_agree, start)
+        return request
 
     def _timed(
         self,
@@ -167,9 +186,11 @@ class DebugCommunicator(MpiCommunicator):
         if operation in TO_ONE | FROM_ONE | BOTH:
             peer = "any rank" if call.peer == MPI.ANY_SOURCE else f"rank {call.peer}"
             parts.append(f"{'from' if operation in FROM_ONE else 'to'} {peer}")
-            tags = [tag for tag in last[1:2] if isinstance(tag, int) and tag >= 0]
-            parts += [f"tag {tag}" for tag in tags]
+            tags = [_sent_tag(call)] if operation in BOTH else list(last[1:2])
+            parts += [f"tag {tag}" for tag in tags if tag >= 0]
             parts.append(f"({human_bytes(call.payload)})")
+            if operation in BOTH:
+                parts.append(_received_words(call, last))
         elif call.peer is not None:
             parts.append(f"root {call.peer}")
         parts += [_op_name(op) for op in last if isinstance(op, MPI.Op)]
@@ -203,23 +224,35 @@ class DebugCommunicator(MpiCommunicator):
 
     # Agreement
 
-    def _agree(self, waiting: Waiting, must_agree: str) -> Agreement:
-        """Start to compare a call with those of the other ranks."""
+    def _agree(
+        self, waiting: Waiting, must_agree: str, then: Callable[[], None] = nothing
+    ) -> Agreement:
+        """Start to compare a call with the other ranks'; `then` starts it itself."""
         mine = record(must_agree, f"{waiting.text} at {waiting.where}")
-        agreement = Agreement(self, waiting, mine)
-        self._agreeing.append(agreement)
+        with self._agreeing_lock:
+            agreement = Agreement(self, waiting, mine, then)
+            self._agreeing.append(agreement)
         return agreement
 
 
 class Agreement:
-    """One collective call on its way to be found the same on all ranks, or not."""
+    """One collective call on its way to be found the same on all ranks, or not.
 
-    def __init__(self, comm: DebugCommunicator, waiting: Waiting, mine: Array) -> None:
-        self.comm, self.waiting, self._mine = comm, waiting, mine
+    Whoever waits or tests moves on all calls before it, too.
+    """
+
+    def __init__(
+        self,
+        comm: DebugCommunicator,
+        waiting: Waiting,
+        mine: Array,
+        then: Callable[[], None],
+    ) -> None:
+        self.comm, self.waiting, self._mine, self._then = comm, waiting, mine, then
         self._all = np.empty((comm.size, RECORD_BYTES), np.uint8)
         self._request = comm._shadow.Iallgather(mine, self._all)
-        self.then: Callable[[], object] = nothing  # starts the call itself
-        self.done = False
+        self._done = False
+        self._error: CollectiveMismatchError | None = None
 
     def wait(self) -> None:
         """Return when this and all earlier calls are known to agree, and are started.
@@ -227,71 +260,75 @@ class Agreement:
         Raises:
             CollectiveMismatchError: on all ranks.
         """
-        while not self.done:
-            first = self.comm._agreeing[0]
-            with self.comm._board.wait(first.waiting):
-                first._request.Wait()
-            first._end()
+        with self.comm._agreeing_lock:
+            while not self._done:
+                first = self.comm._agreeing[0]
+                with self.comm._board.wait(first.waiting):
+                    first._request.Wait()
+                first._end()
+            self._raise()
 
     def test(self) -> bool:
         """The same without waiting: whether it is so."""
-        while not self.done:
-            first = self.comm._agreeing[0]
-            if not first._request.Test():
-                return False
-            first._end()
+        with self.comm._agreeing_lock:
+            while not self._done:
+                first = self.comm._agreeing[0]
+                if not first._request.Test():
+                    return False
+                first._end()
+            self._raise()
         return True
 
     def _end(self) -> None:
         self.comm._agreeing.popleft()
-        self.done = True
-        compare(self._all, self.comm.name)
-        then, self.then = self.then, nothing  # it refers to the caller's buffers
+        self._done = True
+        then, self._then = self._then, nothing  # it refers to the caller's buffers
+        try:
+            compare(self._all, self.comm.name)
+        except CollectiveMismatchError as error:
+            self._error = error
+        self._raise()
         then()
+
+    def _raise(self) -> None:
+        """As often as it is asked: a thread that tests must not swallow the error."""
+        if self._error is not None:
+            raise self._error
 
 
 class DebugRequest:
     """A non-blocking call that waits on the board, and whose send buffer is watched."""
 
-    def __init__(
-        self,
-        board: Board,
-        waiting: Waiting,
-        agreement: Agreement | None,
-        start: Callable[[], Request],
-        sent: list[Array],
-    ) -> None:
-        self._board, self._waiting, self._agreement = board, waiting, agreement
-        self._sent = sent
-        self._started: list[Request] = []
+    started: Request  # once there is no agreement to wait for
+
+    def __init__(self, board: Board, waiting: Waiting, sent: list[Array]) -> None:
+        self._board, self._waiting, self._sent = board, waiting, sent
         self._before = [zlib.crc32(wire.view(np.uint8).data) for wire in sent]
-        board.in_flight[id(self)] = waiting.text
-        if agreement is None:
-            self._started.append(start())
-        else:
-            agreement.then = lambda: self._started.append(start())
+        self.agreement: Agreement | None = None
+        board.in_flight[id(self)] = f"{waiting.text}, {waiting.where}"
 
     def Wait(self) -> Literal[True]:
         """Return when the call is done and the buffers may be used."""
-        if self._agreement is not None:
-            self._agreement.wait()
+        self._board.in_flight.pop(id(self), None)  # shown as what is waited in
+        if self.agreement is not None:
+            self.agreement.wait()
         with self._board.wait(self._waiting):
-            self._started[0].Wait()
+            self.started.Wait()
         self._finish()
         return True
 
     def Test(self) -> bool:
         """Whether the call is done; does not wait, but lets MPI move on."""
-        if self._agreement is not None and not self._agreement.test():
+        if self.agreement is not None and not self.agreement.test():
             return False
-        done = self._started[0].Test()
+        done = self.started.Test()
         if done:
             self._finish()
         return done
 
     def _finish(self) -> None:
         self._board.in_flight.pop(id(self), None)
-        self._agreement = None
+        self.agreement = None
         after = [zlib.crc32(wire.view(np.uint8).data) for wire in self._sent]
         self._sent, before = [], self._before
         if after and after != before:
@@ -299,6 +336,31 @@ class DebugRequest:
                 f"{self._waiting.text} at {self._waiting.where}: the array was changed "
                 "before the send was done; wait for the request first, or send a copy"
             )
+
+
+def poison(buf: Array) -> None:
+    """Fill `buf` with what no computation takes for data; what is no array stays."""
+    if not isinstance(buf, np.ndarray) or not buf.flags.writeable:
+        return  # refused, or on a GPU
+    if buf.dtype.kind in "iu":
+        buf.fill(np.iinfo(buf.dtype).max)
+    elif buf.dtype.kind != "b":
+        buf.fill(np.nan)
+
+
+def _sent_tag(call: Call) -> int:
+    (arguments, _), *_ = call.pieces
+    tag: int = arguments[2]
+    return tag
+
+
+def _received_words(call: Call, last: tuple[Any, ...]) -> str:
+    """The other half of a Sendrecv."""
+    (arguments, _), *_ = call.pieces
+    wire, source, tag = arguments[3], arguments[4], last[0]
+    peer = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
+    tags = f" tag {tag}" if tag >= 0 else ""
+    return f"and of {wire.size} {wire.dtype} from {peer}{tags}"
 
 
 def _op_name(op: MPI.Op) -> str:

@@ -5,6 +5,9 @@ second the watcher sends the board to rank 0's watcher, over a communicator of i
 When boards with a waiting rank have not changed for the timeout, rank 0 prints the
 wait-for graph; if it is a deadlock, it ends the job.
 
+A board that is not sent may be out of date: a watcher is silent while its main thread
+is in a call that keeps Python's lock. Such a rank computes, whatever its last word.
+
 The watchers call MPI while main threads wait in it, so MPI must have been started with
 MPI_THREAD_MULTIPLE, as mpi4py does by default.
 """
@@ -103,6 +106,7 @@ class Watcher:
         self._comm = comm.Dup()
         self._main = threading.main_thread().ident
         self._notes: dict[int, Note] = {}
+        self._heard: dict[int, float] = {}  # when, by this rank's clock
         self._quiet_since = time.monotonic()
         self._reported: list[int] | None = None
         self._stop = threading.Event()
@@ -144,16 +148,17 @@ class Watcher:
             self._receive(self._comm.recv())
 
     def _receive(self, note: Note) -> None:
-        before = self._notes.get(note.state.rank)
+        rank, now = note.state.rank, time.monotonic()
+        before = self._notes.get(rank)
         if before is None or before.changes != note.changes:
-            self._quiet_since = time.monotonic()
+            self._quiet_since = now
             self._reported = None
-        self._notes[note.state.rank] = note
+        self._notes[rank], self._heard[rank] = note, now
 
     def _judge(self) -> None:
         """Speak when nothing has changed for long and somebody waits."""
         quiet = time.monotonic() - self._quiet_since
-        states = {rank: note.state for rank, note in self._notes.items()}
+        states = {rank: self._last_word(rank) for rank in self._notes}
         waits = any(state.doing == "waits" for state in states.values())
         if quiet < self.timeout_s or not waits or len(states) < self._comm.size:
             return
@@ -163,6 +168,17 @@ class Watcher:
         if self._reported is None:
             self._reported = stuck
             say(report(states, quiet))
+
+    def _last_word(self, rank: int) -> RankState:
+        """The rank's state; it doesn't wait any more if its watcher has gone silent."""
+        state = self._notes[rank].state
+        silent = time.monotonic() - self._heard[rank]
+        if state.doing != "waits" or silent < self.timeout_s / 2:
+            return state
+        text = f"a call that keeps Python's lock, silent for {silent:.0f} s"
+        return replace(
+            state, doing="computes", text=text, where=f"last seen at {state.where}"
+        )
 
     def _note(self) -> Note:
         board, rank = self.board, self._comm.rank
@@ -178,7 +194,7 @@ class Watcher:
                 waiting.any_peer,
                 waiting.collective,
                 arrivals,
-                tuple(text for text in in_flight if text != waiting.text),
+                in_flight,
             )
         else:
             state = self._unblocked(rank, arrivals)
