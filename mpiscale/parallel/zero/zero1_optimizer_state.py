@@ -19,32 +19,23 @@ parameter models", SC 2020, sections 5.1 (P_os) and 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
-from mpi4py import MPI
 
 from mpiscale.backend import Array
 from mpiscale.nn.flat import space_in
-from mpiscale.parallel.data_parallel.check_replicas import Replicated
 from mpiscale.parallel.data_parallel.interface import Held
-from mpiscale.parallel.zero.sharded import Sharded
+from mpiscale.parallel.zero.whole_values import WholeValues
 
 
-class Zero1(Sharded):
+class Zero1(WholeValues):
     """Whole parameters and gradients on every rank; each updates its own chunks."""
 
     def _allocate(self, seed: int) -> None:
-        self._values = [np.zeros(unit.padded, self.dtype) for unit in self.units]
+        self._allocate_values(seed)
         self._grads = [np.zeros(unit.padded, self.grad_dtype) for unit in self.units]
-        for unit, values, grads in zip(
-            self.units, self._values, self._grads, strict=True
-        ):
-            unit.attach_values(values)
-            unit.draw(values, seed, self.dtype)
+        for unit, grads in zip(self.units, self._grads, strict=True):
             for parameter, place in zip(unit.parameters, unit.places, strict=True):
                 parameter.grad_space = space_in(grads, place, parameter)
-        self.value_chunks = self._mine(self._values)
         self.grad_chunks = self._mine(self._grads)
 
     def finish(self) -> None:
@@ -57,18 +48,6 @@ class Zero1(Sharded):
             self.comm.Reduce_scatter_block(grads, total)
             mine[...] = total
         self._sum_over_replicas()
-
-    def publish(self) -> None:
-        """All-gather: every rank gets the chunks that the others updated."""
-        for values in self._values:
-            self.comm.Allgather(MPI.IN_PLACE, values)
-
-    def replicated(self, state: dict[str, Array]) -> Iterable[Replicated]:
-        """The whole values, and what the replicas have in common."""
-        for parameter in self.parameters:
-            name = f"value of {parameter.name}"
-            yield Replicated(self.comm, name, parameter.data)
-        yield from super().replicated(state)
 
     def arrays(self) -> list[Array]:
         """Every unit's."""

@@ -21,33 +21,27 @@ parameter models", SC 2020, sections 5.2 (P_os+g) and 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from mpi4py import MPI
 
 from mpiscale.backend import Array
 from mpiscale.comm.algorithms.running import Running
 from mpiscale.comm.communicator import Request
 from mpiscale.nn.parameter import Parameter
-from mpiscale.parallel.data_parallel.check_replicas import Replicated
 from mpiscale.parallel.data_parallel.interface import Held
 from mpiscale.parallel.data_parallel.start_when_ready import StartWhenReady
 from mpiscale.parallel.zero.buffer_pool import BufferPool
-from mpiscale.parallel.zero.sharded import Sharded
+from mpiscale.parallel.zero.whole_values import WholeValues
 
 
-class Zero2(Sharded):
+class Zero2(WholeValues):
     """Whole parameters on every rank; gradients are reduced layer by layer."""
 
     def _allocate(self, seed: int) -> None:
         self._allocate_grads()
-        self._values = [np.zeros(unit.padded, self.dtype) for unit in self.units]
-        for unit, values in zip(self.units, self._values, strict=True):
-            unit.attach_values(values)
-            unit.draw(values, seed, self.dtype)
-        self.value_chunks = self._mine(self._values)
+        self._allocate_values(seed)
 
     def _allocate_grads(self) -> None:
         """Chunks for the sums; whole gradients are made when backward needs them."""
@@ -114,18 +108,6 @@ class Zero2(Sharded):
         """Wait until the chunks are sums over all micro-batches of all ranks."""
         self._finish_backward()
         self._sum_over_replicas()
-
-    def publish(self) -> None:
-        """All-gather: every rank gets the chunks that the others updated."""
-        for values in self._values:
-            self.comm.Allgather(MPI.IN_PLACE, values)
-
-    def replicated(self, state: dict[str, Array]) -> Iterable[Replicated]:
-        """The whole values, and what the replicas have in common."""
-        for parameter in self.parameters:
-            name = f"value of {parameter.name}"
-            yield Replicated(self.comm, name, parameter.data)
-        yield from super().replicated(state)
 
     def arrays(self) -> list[Array]:
         """Every unit's values; whole gradients where there are any."""
