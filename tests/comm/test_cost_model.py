@@ -16,7 +16,10 @@ from mpiscale.comm.algorithms.binomial_tree import (
 from mpiscale.comm.algorithms.bruck_all_to_all import bruck_all_to_all
 from mpiscale.comm.algorithms.chain_broadcast import chain
 from mpiscale.comm.algorithms.chunks import even_counts
-from mpiscale.comm.algorithms.double_binary_tree_all_reduce import double_binary_tree
+from mpiscale.comm.algorithms.double_binary_tree_all_reduce import (
+    Tree,
+    double_binary_tree,
+)
 from mpiscale.comm.algorithms.hierarchical_all_gather import hierarchical_all_gather
 from mpiscale.comm.algorithms.hierarchical_all_reduce import hierarchical_all_reduce
 from mpiscale.comm.algorithms.hierarchical_all_to_all import hierarchical_all_to_all
@@ -234,6 +237,27 @@ def test_rabenseifners_other_ranks_cost_a_message_before_and_after(p):
         (2 * k + 2) * 1e-6 + (2 * inner + 8 * n) * 1e-10 + (inner + 4 * n) * 1e-10
     )
     assert got == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_textbook_counts_those_messages_too():
+    # Thakur et al. (2005), section 4.5: p no power of two.
+    terms = TEXTBOOK["Rabenseifner all-reduce"](6, 600)
+    assert terms == (2 * 2 + 2, (2 * 5 / 6 + 2) * 600, (1 + 5 / 6) * 600)
+
+
+@pytest.mark.parametrize("p", (2, 4, 6, 8, 16, 3, 5, 7, 9))
+def test_leaves_of_one_tree_are_inner_nodes_of_the_other(p):
+    inner = [
+        {r for r in range(p) if Tree(r, p, second).children} for second in (False, True)
+    ]
+    roots = [
+        [r for r in range(p) if Tree(r, p, second).parent is None]
+        for second in (False, True)
+    ]
+    assert len(roots[0]) == len(roots[1]) == 1 and roots[0] != roots[1]
+    both = inner[0] & inner[1]
+    assert both <= ({0} if p % 2 else set())
+    assert max(len(Tree(r, p, s).children) for r in range(p) for s in (0, 1)) <= 2
 
 
 def test_messages_of_a_node_share_its_links():
