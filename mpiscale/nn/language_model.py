@@ -90,6 +90,7 @@ class LanguageModel(Module):
     """
 
     TENSOR_PARALLEL: ClassVar[dict[str, Cut]]
+    token_embedding: Module  # an Embedding, or what a strategy puts in its place
     head: Module  # a VocabularyHead, or what a strategy puts in its place
 
     def __init__(self, vocabulary: int, length: int, label_smoothing: float) -> None:

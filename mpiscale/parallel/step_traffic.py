@@ -11,3 +11,9 @@ class StepTraffic:
 
     sent_bytes: int
     formula: str
+
+    def __add__(self, other: StepTraffic) -> StepTraffic:
+        """Both in one step."""
+        first, _, legend = self.formula.partition("\n")
+        formula = f"{first}\n+ {other.formula}\n{legend}".rstrip()
+        return StepTraffic(self.sent_bytes + other.sent_bytes, formula)

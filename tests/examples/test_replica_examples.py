@@ -30,6 +30,7 @@ def validation(run):
         (2, "gpt_dp.py --check-replicas 2"),
         (3, "gpt_dp.py --no-overlap --accumulate 2"),
         (4, "gpt_dp.py --accumulate 3 --all-reduce ring"),
+        (3, "gpt_dp.py --gather-lookups --accumulate 2"),
         (2, "gpt_zero.py --stage 0"),
         (3, "gpt_zero.py --stage 1 --check-replicas 1"),
         (4, "gpt_zero.py --stage 2 --accumulate 2 --all-reduce recursive-doubling"),
@@ -57,6 +58,8 @@ def test_every_layout_trains_as_the_serial_example(serial, ranks, command, tmp_p
     [
         "gpt_dp.py",
         "gpt_dp.py --compress",
+        "gpt_dp.py --gather-lookups",
+        "gpt_dp.py --gather-lookups --no-tied",
         "gpt_dp.py --all-reduce rabenseifner",
         "gpt_zero.py --stage 2 --accumulate 2",
         "gpt_zero.py --stage 3 --all-reduce double-binary-tree",

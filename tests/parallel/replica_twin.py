@@ -15,6 +15,7 @@ from mpiscale.parallel.data_parallel.all_reduce_after_backward import (
     AllReduceAfterBackward,
 )
 from mpiscale.parallel.data_parallel.bucketed_overlap import BucketedOverlap
+from mpiscale.parallel.data_parallel.gathered_lookups import GatheredLookups
 from mpiscale.parallel.tied_parameters import gradient_norm
 from mpiscale.parallel.zero.zero1_optimizer_state import Zero1
 from mpiscale.parallel.zero.zero2_gradients import Zero2
@@ -42,7 +43,11 @@ def make(kind, config, comm, dtype=FLOAT64, **options):
     flat = materialize(model, 1, dtype)
     if kind == "plain":
         return model, AllReduceAfterBackward(flat, comm)
-    return model, BucketedOverlap(flat, comm, bucket_bytes=options.get("bucket", 4000))
+    lookups = None
+    if kind == "gathered lookups":
+        embedding = model.token_embedding
+        lookups = GatheredLookups(embedding, comm, config.tied)
+    return model, BucketedOverlap(flat, comm, bucket_bytes=4000, lookups=lookups)
 
 
 def batch(config, samples, seed):

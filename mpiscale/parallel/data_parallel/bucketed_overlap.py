@@ -27,6 +27,7 @@ from mpiscale.nn.parameter import Parameter
 from mpiscale.parallel.data_parallel.all_reduce_after_backward import (
     AllReduceAfterBackward,
 )
+from mpiscale.parallel.data_parallel.gathered_lookups import GatheredLookups
 from mpiscale.parallel.data_parallel.start_when_ready import StartWhenReady
 
 BUCKET_BYTES = 16 << 20
@@ -47,6 +48,8 @@ class BucketedOverlap(AllReduceAfterBackward):
         flat: the materialised model's flat arrays, whole on every rank.
         comm, gradients: as for `AllReduceAfterBackward`.
         bucket_bytes: a bucket is closed when its gradients have at least this size.
+        lookups: has taken over the model's embedding; None: its gradient is one like
+            the others, and the last to be complete.
     """
 
     def __init__(
@@ -55,9 +58,15 @@ class BucketedOverlap(AllReduceAfterBackward):
         comm: Communicator,
         gradients: Communicator | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        lookups: GatheredLookups | None = None,
     ) -> None:
         super().__init__(flat, comm, gradients)
-        self.buckets = cut_into_buckets(flat, bucket_bytes)
+        self.lookups = lookups
+        table = None if lookups is None else lookups.table
+        self.buckets = cut_into_buckets(flat, bucket_bytes, apart=table)
+        if lookups is not None and lookups.table_has_other_uses:
+            # A head's gradient is the first to be complete.
+            self.buckets.insert(0, Bucket(flat.place(lookups.table), [lookups.table]))
         parameters = [bucket.parameters for bucket in self.buckets]
         self._reduction = StartWhenReady(
             parameters, self._start, lambda: self._synchronising
@@ -73,13 +82,28 @@ class BucketedOverlap(AllReduceAfterBackward):
     def finish(self) -> None:
         """Start what no gradient has started; wait for all buckets."""
         self._reduction.finish()
+        if self.lookups is not None:
+            fill_missing_grad(self.lookups.table)
+            self.lookups.add_to_grad()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients, at the beginning of a step."""
+        super().zero_grad()
+        if self.lookups is not None:
+            self.lookups.zero_grad()
 
 
-def cut_into_buckets(flat: FlatParameters, bucket_bytes: int) -> list[Bucket]:
+def cut_into_buckets(
+    flat: FlatParameters, bucket_bytes: int, apart: Parameter | None = None
+) -> list[Bucket]:
     """Contiguous parts of the flat arrays, in the order in which backward ends them.
 
     Matrices come from the last layer to the first. Gains and biases, which lie behind
     them and are few, come last: some of them belong to the first layer.
+
+    Args:
+        bucket_bytes: a bucket is closed when its gradients have at least this size.
+        apart: a parameter that shall be in none.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be positive, got {bucket_bytes}")
@@ -87,10 +111,12 @@ def cut_into_buckets(flat: FlatParameters, bucket_bytes: int) -> list[Bucket]:
     buckets: list[Bucket] = []
     for decays in (True, False):
         is_full = True
-        for parameter, place in reversed(
-            list(zip(flat.parameters, flat.places, strict=True))
-        ):
+        pairs = list(zip(flat.parameters, flat.places, strict=True))
+        for parameter, place in reversed(pairs):
             if parameter.decays != decays:
+                continue
+            if parameter is apart:
+                is_full = True
                 continue
             if is_full:
                 buckets.append(Bucket(slice(place.stop, place.stop)))

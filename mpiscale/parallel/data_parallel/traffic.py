@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpiscale.comm.communicator import Communicator
-from mpiscale.comm.traffic import OPTIMAL, AllReduceVolume
+from mpiscale.comm.traffic import OPTIMAL, AllReduceVolume, all_gather_sent
 from mpiscale.parallel.step_traffic import StepTraffic
 
-FLOAT64_BYTES = 8
+FLOAT64_BYTES = INT64_BYTES = 8
 
 
 def step_traffic(
@@ -41,6 +41,28 @@ def step_traffic(
         f"with p = {comm.size} ranks, Psi = {sum(all_reduced):,} parameters"
     )
     return StepTraffic(sent + loss, formula)
+
+
+def lookups_traffic(
+    tokens: Sequence[int], width: int, itemsize: int, comm: Communicator
+) -> StepTraffic:
+    """Bytes that gathered lookups add to a step.
+
+    Args:
+        tokens: that each rank looks up.
+        width: elements of an embedding's row.
+        itemsize: bytes of a gradient's element.
+        comm: the replicas.
+    """
+    n, rank = comm.size, comm.rank
+    rows = all_gather_sent([width * t for t in tokens], rank) * itemsize
+    ids = (all_gather_sent(tokens, rank) + all_gather_sent([1] * n, rank)) * INT64_BYTES
+    sent = rows + ids if n > 1 else 0
+    return StepTraffic(
+        sent,
+        f"(p - 1) / p x ({itemsize} B x d + {INT64_BYTES} B) x T for lookups,"
+        f" T = {sum(tokens):,}, d = {width}",
+    )
 
 
 def diloco_traffic(

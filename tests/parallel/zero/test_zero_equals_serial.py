@@ -8,7 +8,7 @@ from mpiscale.models.gpt import GPTConfig
 from mpiscale.models.llama import LlamaConfig
 from tests.parallel.replica_twin import alone, assert_equal_runs, train, world
 
-KINDS = ("plain", "overlap", 1, 2, 3)
+KINDS = ("plain", "overlap", "gathered lookups", 1, 2, 3)
 SIZES: dict[str, Any] = dict(vocabulary=13, length=6, layers=2, width=16, heads=2)
 MODELS = {
     "gpt tied, dropout": GPTConfig(**SIZES, dropout=0.1),
