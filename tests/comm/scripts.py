@@ -19,8 +19,8 @@ import numpy as np
 from mpiscale.comm.world import World, polite_barrier, printed_by_rank_0, run
 from mpiscale.errors import InputError
 
-def print(*values):  # one write a line: the lines of several ranks stay whole
-    sys.stdout.write(" ".join(map(str, values)) + "\\n")
+def print(*values, sep=" "):  # one write: the lines of several ranks stay whole
+    sys.stdout.write(sep.join(map(str, values)) + "\\n")
 """
 
 
@@ -65,6 +65,13 @@ def run_script(folder, script, ranks=3, **variables):
     result = ended(start(folder, script, ranks, **variables), begin)
     assert result.seconds < LONGEST_S, result
     return result
+
+
+def line_of(folder, text):
+    """script.py:N of the first line of the script with this text."""
+    lines = (folder / "script.py").read_text().splitlines()
+    number = next(i for i, line in enumerate(lines, 1) if text in line)
+    return f"script.py:{number}"
 
 
 def run_command(ranks, *args, folder=ROOT, seconds=60):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.comm.scripts import run_script
+from tests.comm.scripts import line_of, run_script
 
 HEAD = """
 def main(world):
@@ -19,13 +19,6 @@ def debug(folder, body, ranks=2, timeout="1", **variables):
     return run_script(
         folder, script, ranks=ranks, MPISCALE_DEBUG_COMM=timeout, **variables
     )
-
-
-def line_of(folder, text):
-    """script.py:N of the first line of the script with this text."""
-    lines = (folder / "script.py").read_text().splitlines()
-    number = next(i for i, line in enumerate(lines, 1) if text in line)
-    return f"script.py:{number}"
 
 
 def test_two_ranks_that_send_first_are_shown_as_a_cycle(tmp_path):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.comm.scripts import LONGEST_S, ended, run_script, start
+from tests.comm.scripts import LONGEST_S, ended, line_of, run_script, start
 
 
 def test_exception_on_one_rank_ends_all(tmp_path):
@@ -101,7 +101,8 @@ def test_sys_exit_on_one_rank_ends_all(tmp_path, code):
         """,
     )
     assert result.code != 0
-    where = f"at {tmp_path}/script.py:9 while the others still run"
+    line = line_of(tmp_path, "sys.exit(")
+    where = f"at {tmp_path}/{line} while the others still run"
     assert f"rank 2 left with exit code {code} {where}: ending the job" in result.err
 
 
