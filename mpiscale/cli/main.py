@@ -11,12 +11,17 @@ from mpiscale.bench.conductor import ContenderError
 from mpiscale.bench.step import DisagreementError
 from mpiscale.cli.bench import bench
 from mpiscale.cli.doctor import doctor
+from mpiscale.cli.draw import draw
 from mpiscale.errors import InputError
 
 DESCRIPTION = (
     "Train large models in parallel: every strategy as explicit communication."
 )
-COMMANDS: dict[str, Callable[..., None]] = {"bench": bench, "doctor": doctor}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "bench": bench,
+    "doctor": doctor,
+    "draw": draw,
+}
 
 
 def main(args: Sequence[str] | None = None) -> None:

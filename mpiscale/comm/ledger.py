@@ -43,6 +43,15 @@ class Entry:
     end: float = math.nan  # not a number while the call is in flight
 
 
+class Span(NamedTuple):
+    """A block of code that was run as a phase; times of `time.perf_counter`."""
+
+    phase: str
+    label: str  # which of many alike: "stage 2, micro-batch 5"
+    start: float
+    end: float
+
+
 class Key(NamedTuple):
     """What running totals are kept by."""
 
@@ -70,6 +79,7 @@ class Ledger:
 
     def __init__(self, recent: int = RECENT_ENTRIES) -> None:
         self.recent: deque[Entry] = deque(maxlen=recent)
+        self.spans: deque[Span] = deque(maxlen=recent)
         self.totals: dict[Key, Total] = {}
         self._phase = ""
 
@@ -124,13 +134,18 @@ class Ledger:
         return total
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Book the calls of this block under `name`; inside another, as outer/name."""
+    def phase(self, name: str, label: str = "") -> Iterator[None]:
+        """Book the calls of this block under `name`; inside another, as outer/name.
+
+        label: tells it from others of that name in a trace.
+        """
         outer = self._phase
         self._phase = f"{outer}/{name}" if outer else name
+        start = time.perf_counter()
         try:
             yield
         finally:
+            self.spans.append(Span(self._phase, label, start, time.perf_counter()))
             self._phase = outer
 
     def sent_bytes(self, phase: str | None = None, group: str | None = None) -> int:
@@ -145,6 +160,7 @@ class Ledger:
     def reset(self) -> None:
         """Forget all calls, not the phase that is open."""
         self.recent.clear()
+        self.spans.clear()
         self.totals.clear()
 
     def table(self) -> str:

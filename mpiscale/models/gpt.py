@@ -66,6 +66,8 @@ class GPT(LanguageModel):
         "sampler": "vocabulary",
     }
 
+    BEFORE_BLOCKS: ClassVar[tuple[str, ...]] = ("token_embedding", "position_embedding")
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config.vocabulary, config.length, config.label_smoothing)
         self.config = config
@@ -73,7 +75,7 @@ class GPT(LanguageModel):
         self.token_embedding = Embedding(config.vocabulary, config.width, init)
         self.position_embedding = Embedding(config.length, config.width, init)
         self.dropout = Dropout(config.dropout, "embedding")
-        self.blocks = [Block(config, i) for i in range(config.layers)]
+        self.blocks: list[Module] = [Block(config, i) for i in range(config.layers)]
         self.final_norm = LayerNorm(config.width)
         self.head = VocabularyHead(
             config.vocabulary,
@@ -81,13 +83,10 @@ class GPT(LanguageModel):
             tied_to=self.token_embedding if config.tied else None,
         )
 
-    def hidden(self, tokens: Array, placement: Placement) -> Tensor:
-        """tokens [b, t] -> last hidden states [b, t, width]"""
+    def embed(self, tokens: Array, placement: Placement) -> Tensor:
+        """tokens [b, t] -> input of the first block [b, t, width]"""
         positions = placement.positions
         check_ids(positions, self.length, "position")
         x = self.token_embedding(tokens) + self.position_embedding(positions)
-        x = self.dropout(x, placement)
-        for block in self.blocks:
-            x = block(x, placement)
-        normed: Tensor = self.final_norm(x)
-        return normed
+        dropped: Tensor = self.dropout(x, placement)
+        return dropped

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mpiscale.backend import Array
 from mpiscale.nn.attention import Attention
 from mpiscale.nn.language_model import Cut, LanguageModel, VocabularyHead
 from mpiscale.nn.layers import Embedding, RMSNorm, transformer_init
@@ -75,18 +74,10 @@ class Llama(LanguageModel):
         self.token_embedding = Embedding(
             config.vocabulary, config.width, transformer_init(config.width)
         )
-        self.blocks = [Block(config) for _ in range(config.layers)]
+        self.blocks: list[Module] = [Block(config) for _ in range(config.layers)]
         self.final_norm = RMSNorm(config.width)
         self.head = VocabularyHead(
             config.vocabulary,
             config.width,
             tied_to=self.token_embedding if config.tied else None,
         )
-
-    def hidden(self, tokens: Array, placement: Placement) -> Tensor:
-        """tokens [b, t] -> last hidden states [b, t, width]"""
-        x = self.token_embedding(tokens)
-        for block in self.blocks:
-            x = block(x, placement)
-        normed: Tensor = self.final_norm(x)
-        return normed

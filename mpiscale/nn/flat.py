@@ -172,6 +172,6 @@ def materialize(model: Module, seed: int, dtype: DType) -> FlatParameters:
 
 
 def name_parameters(model: Module) -> None:
-    """Tell each parameter its full name."""
+    """Tell each parameter its full name, unless it has one from before a cut."""
     for name, parameter in model.named_parameters():
-        parameter.name = name
+        parameter.name = parameter.name or name

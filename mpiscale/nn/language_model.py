@@ -87,10 +87,16 @@ class LanguageModel(Module):
 
     `TENSOR_PARALLEL` says how each part is cut over ranks: path (with * for any index)
     -> kind of cut. Parts that it does not name are whole on every rank.
+    A pipeline cuts between the blocks; `BEFORE_BLOCKS` and `AFTER_BLOCKS` name the
+    other parts.
     """
 
     TENSOR_PARALLEL: ClassVar[dict[str, Cut]]
+    BEFORE_BLOCKS: ClassVar[tuple[str, ...]] = ("token_embedding",)
+    AFTER_BLOCKS: ClassVar[tuple[str, ...]] = ("final_norm", "head")
     token_embedding: Module  # an Embedding, or what a strategy puts in its place
+    blocks: list[Module]
+    final_norm: Module
     head: Module  # a VocabularyHead, or what a strategy puts in its place
 
     def __init__(self, vocabulary: int, length: int, label_smoothing: float) -> None:
@@ -98,9 +104,18 @@ class LanguageModel(Module):
         self.loss_function = CrossEntropyLoss(label_smoothing)
         self.sampler = Sampler()
 
+    def embed(self, tokens: Array, placement: Placement) -> Tensor:
+        """tokens [b, t] -> input of the first block [b, t, width]"""
+        x: Tensor = self.token_embedding(tokens)
+        return x
+
     def hidden(self, tokens: Array, placement: Placement) -> Tensor:
         """tokens [b, t] -> last hidden states [b, t, width]"""
-        raise NotImplementedError
+        x = self.embed(tokens, placement)
+        for block in self.blocks:
+            x = block(x, placement)
+        normed: Tensor = self.final_norm(x)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., V] (under tensor parallelism: this rank's columns)"""
@@ -119,6 +134,10 @@ class LanguageModel(Module):
         valid: int | None = None,
     ) -> Tensor:
         """Cross entropy of the next token, in nats; see `CrossEntropyLoss`."""
-        logits = self(tokens, placement)  # seen by nobody else
+        return self.loss_of(self.hidden(tokens, placement), labels, valid)
+
+    def loss_of(self, hidden: Tensor, labels: Array, valid: int | None) -> Tensor:
+        """The same from the last hidden states [b, t, width]."""
+        logits = self.logits(hidden)  # seen by nobody else
         loss: Tensor = self.loss_function(logits, labels, valid, overwrite=True)
         return loss

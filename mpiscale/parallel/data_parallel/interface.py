@@ -98,6 +98,18 @@ class DataParallel(ABC):
         finally:
             self._synchronising = True
 
+    def complete(self, parameters: Iterable[Parameter]) -> None:
+        """Say that no pass of this step will add to these gradients any more.
+
+        For pipelines, which run all their passes inside `no_sync`: a stage is complete
+        while others still compute.
+        """
+        before, self._synchronising = self._synchronising, True
+        for parameter in parameters:
+            if parameter.on_grad_ready is not None:
+                parameter.on_grad_ready(parameter)
+        self._synchronising = before
+
     @abstractmethod
     def finish(self) -> None:
         """Complete this rank's gradients: after it they are sums over `comm`."""
