@@ -15,11 +15,13 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mpiscale.comm.clock import clock_offset
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.ledger import Ledger, short_path
+
+T = TypeVar("T")
 
 
 class Slice(NamedTuple):
@@ -77,13 +79,8 @@ def trace_events(slices: Iterable[Slice]) -> dict[str, Any]:
     """The file's content."""
     slices = list(slices)
     begin = min((s.start for s in slices), default=0.0)
-    processes = {
-        name: i for i, name in enumerate(dict.fromkeys(s.process for s in slices))
-    }
-    rows = {
-        key: i
-        for i, key in enumerate(dict.fromkeys((s.process, s.row) for s in slices))
-    }
+    processes = _numbers(s.process for s in slices)
+    rows = _numbers((s.process, s.row) for s in slices)
     events: list[dict[str, Any]] = [
         _named("process_name", name, pid) for name, pid in processes.items()
     ]
@@ -105,6 +102,11 @@ def trace_events(slices: Iterable[Slice]) -> dict[str, Any]:
             }
         )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _numbers(names: Iterable[T]) -> dict[T, int]:
+    """Name -> number, in the order in which they first appear."""
+    return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
 def _named(what: str, name: str, pid: int, tid: int = 0) -> dict[str, Any]:

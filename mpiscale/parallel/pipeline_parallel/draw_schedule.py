@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_COLUMNS = 400
+PAUSE = "\0"  # for the rest of a pass: blank, but not idle
 COLORS = {
     Kind.F: ("#9ecae1", "#3182bd"),
     Kind.B: ("#a1d99b", "#31a354"),
@@ -43,6 +44,7 @@ class Timeline(NamedTuple):
     title: str
     schedule: Schedule
     spans: Sequence[Span]
+    unit: str = "time, in units of the costs"
 
 
 def as_text(timeline: Timeline) -> str:
@@ -62,13 +64,15 @@ def as_text(timeline: Timeline) -> str:
         )
     lines = [timeline.title]
     for rank in range(schedule.ranks):
-        row = [" . ".ljust(cell) if i % cell == 0 else "" for i in range(width)]
-        text = list("".join(row)[:width])
+        text = [" "] * width
         for span in passes_of(spans, rank):
             first = round(span.start / unit * cell)
             room = max(round(span.end / unit * cell) - first, 1)
-            text[first : first + room] = _label(schedule, span).ljust(room)[:room]
-        lines.append(f"rank {rank:<2}|" + "".join(text).rstrip())
+            text[first : first + room] = _label(schedule, span).ljust(room, PAUSE)[
+                :room
+            ]
+        row = "".join(text).replace(" " * cell, " .".ljust(cell))
+        lines.append(f"rank {rank:<2}|" + row.replace(PAUSE, " ").rstrip())
     return "\n".join(lines)
 
 
@@ -141,6 +145,7 @@ def _draw_one(axis: Axes, timeline: Timeline) -> None:
     axis.set_yticks(range(schedule.ranks), [f"rank {r}" for r in range(schedule.ranks)])
     axis.invert_yaxis()
     axis.set_xlim(0, end)
+    axis.set_xlabel(timeline.unit)
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(left=False)
 
