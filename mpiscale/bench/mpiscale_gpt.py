@@ -81,7 +81,7 @@ class MpiscaleGPT:
         return loss.item()
 
     def _saved_bytes(self, loss: Tensor) -> int:
-        return saved_bytes(loss, (self.flat.data, self.flat.grad))
+        return saved_bytes([loss], (self.flat.data, self.flat.grad))
 
     def memory(self, before: int) -> MemoryReport | None:
         """Where the memory goes, once a step has been made with `settings.memory`."""

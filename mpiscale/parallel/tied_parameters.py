@@ -22,6 +22,7 @@ import numpy as np
 from mpiscale.backend import Array
 from mpiscale.comm.communicator import Communicator
 from mpiscale.nn.flat import Piece
+from mpiscale.nn.parameter import Parameter
 from mpiscale.optim.clip import sum_of_squares
 
 Region = tuple[slice, ...]
@@ -55,6 +56,18 @@ def synchronise(pieces: Iterable[Piece]) -> None:
                 tied.append((piece.grad, _elements(piece, tie)))
     for comm, tied in groups.values():
         _sum_in_place(tied, comm)
+
+
+def summed_elements(parameters: Iterable[Parameter]) -> list[tuple[Communicator, int]]:
+    """Groups of ranks, and of how many elements `synchronise` sums gradients there."""
+    groups: dict[int, tuple[Communicator, int]] = {}
+    for parameter in parameters:
+        for tie in parameter.ties:
+            if tie.reduction == "sum" and tie.comm.size > 1:
+                _, so_far = groups.get(id(tie.comm), (tie.comm, 0))
+                region = parameter.data[tie.region]
+                groups[id(tie.comm)] = tie.comm, so_far + region.size
+    return list(groups.values())
 
 
 def _sum_in_place(tied: list[tuple[Array, Index]], comm: Communicator) -> None:

@@ -101,6 +101,8 @@ class TrainConfig:
     """Every so many steps compare what several ranks must hold alike; 0: never."""
     profile: Literal["memory"] | None = None
     """memory: say at the end what each rank's memory held."""
+    trace: Path | None = None
+    """Write the latest steps' timeline here, for https://ui.perfetto.dev."""
     sample: int = 160
     """Tokens of text generated at the end; 0: none."""
     temperature: float = 0.8

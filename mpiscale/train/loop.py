@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.launcher import stdout_is_terminal
+from mpiscale.comm.trace import gather_trace, write_trace
 from mpiscale.comm.world import World
 from mpiscale.data.batches import Batch, Batches
 from mpiscale.data.token_file import Split, TokenFile
 from mpiscale.errors import NotFiniteError
 from mpiscale.nn.language_model import LanguageModel
 from mpiscale.nn.module import evaluating
-from mpiscale.nn.placement import Noise, Placement
+from mpiscale.nn.placement import Noise
 from mpiscale.optim.adamw import AdamW
 from mpiscale.optim.lr_schedule import WarmupCosine
 from mpiscale.parallel.data_parallel.check_replicas import check_replicas
 from mpiscale.parallel.data_parallel.interface import DataParallel, sum_over
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
-from mpiscale.tensor import Tensor, no_grad
+from mpiscale.tensor import no_grad
 from mpiscale.train.config import TrainConfig
 from mpiscale.train.files import make_folder, open_data
 from mpiscale.train.flops import model_flops_per_token
@@ -33,7 +34,6 @@ from mpiscale.train.memory import (
     MemoryReport,
     memory_table,
     peak_resident_bytes,
-    saved_bytes,
 )
 from mpiscale.train.metrics import (
     MetricsFile,
@@ -41,6 +41,7 @@ from mpiscale.train.metrics import (
     StepMetrics,
     draw_loss_curve,
 )
+from mpiscale.train.passes import Passes
 from mpiscale.train.report import describe_run
 from mpiscale.train.strategy import Strategy
 from mpiscale.train.warm_up import compile_kernels
@@ -53,18 +54,18 @@ class Trainer:
     """A model, its optimizer, and one step of training.
 
     Attributes:
+        passes: forward and backward of the model.
         model_group: the ranks over which the model is spread; alone if it is serial.
-        activations: bytes kept for backward in the first step, if that was asked for.
     """
 
     world: World
     config: TrainConfig
     model: LanguageModel
+    passes: Passes
     dp: DataParallel
     optimizer: AdamW
     schedule: WarmupCosine
     model_group: Communicator
-    activations: int | None = None
 
     def step(self, k: int, batch: Batch) -> tuple[float, float]:
         """Train on one batch as step k = 1, 2, ...; return (loss, gradient norm).
@@ -75,7 +76,8 @@ class Trainer:
         """
         ledger = self.world.comm.ledger
         self.dp.zero_grad()
-        mine = sum(self._forward_backward(k, batch))
+        noise = Noise(self.config.seed, k)
+        mine = self.passes.forward_backward(self.dp.share(batch), noise, self.dp)
         with ledger.phase("gradients"):
             self.dp.finish()
             loss = self.dp.total_loss(mine)
@@ -94,22 +96,6 @@ class Trainer:
                 check_replicas(k, self.dp.replicated(moments))
         return loss, norm
 
-    def _forward_backward(self, k: int, batch: Batch) -> Iterator[float]:
-        """This rank's part of the loss, for one micro-batch after the other."""
-        ledger, noise = self.world.comm.ledger, Noise(self.config.seed, k)
-        mine = self.dp.share(batch)
-        for i in range(self.config.accumulate):
-            micro = mine.part(i, self.config.accumulate)
-            is_last = i == self.config.accumulate - 1
-            with nullcontext() if is_last else self.dp.no_sync():
-                with ledger.phase("forward"):
-                    loss = batch_loss(self.model, micro, self.config.length, noise)
-                if self.config.profile == "memory" and self.activations is None:
-                    self.activations = saved_bytes(loss, self.dp.arrays())
-                with ledger.phase("backward"):
-                    loss.backward()
-            yield loss.item()
-
     def evaluate(self, batches: Batches) -> float:
         """Loss over the first batches of the validation split, in nats per token.
 
@@ -120,8 +106,7 @@ class Trainer:
         with evaluating(self.model), no_grad(), phase:
             for batch in batches.evaluation_batches(self.config.eval_batches):
                 mine = batch.part(*self.dp.samples)
-                loss = batch_loss(self.model, mine, self.config.length)
-                total += loss.item() * batch.valid
+                total += self.passes.loss(mine) * batch.valid
                 tokens += batch.valid
             total = sum_over(total, self.dp.sample_groups)
         return total / max(tokens, 1)
@@ -133,7 +118,7 @@ class Trainer:
             parameters=held.parameters,
             gradients=held.gradients,
             optimizer=self.optimizer.m.nbytes + self.optimizer.v.nbytes,
-            activations=self.activations or 0,
+            activations=self.passes.activations or 0,
             before=before,
             peak=peak_resident_bytes(),
         )
@@ -152,16 +137,12 @@ class Trainer:
         )
 
 
-def batch_loss(
-    model: LanguageModel, batch: Batch, length: int, noise: Noise | None = None
-) -> Tensor:
-    """Loss of a batch, a tensor; see `LanguageModel.loss`."""
-    placement = Placement(batch.samples, batch.positions, length, noise)
-    return model.loss(batch.tokens, batch.labels, placement, batch.valid)
-
-
 def make_trainer(
-    world: World, config: TrainConfig, model: LanguageModel, strategy: Strategy
+    world: World,
+    config: TrainConfig,
+    model: LanguageModel,
+    passes: Passes,
+    strategy: Strategy,
 ) -> Trainer:
     """Give the model its values, and it an optimizer and a learning rate schedule."""
     dp = strategy.data_parallel(model)
@@ -169,6 +150,7 @@ def make_trainer(
         world,
         config,
         model,
+        passes,
         dp,
         AdamW(dp, weight_decay=config.weight_decay),
         WarmupCosine(config.lr, config.warmup, config.steps, config.lr / 10),
@@ -186,18 +168,20 @@ def train(world: World, config: TrainConfig, strategy: Strategy) -> None:
     """
     # Refuses what can't be cut, before anything is read or written.
     model = strategy.build(config, config.vocab, strategy.model_group)
+    passes = strategy.passes(world, config, model)
     with open_data(world, config) as tokens:
         batches = _batches(tokens, "train", config)
         held_out = _batches(tokens, "validation", config)
         make_folder(world, config.out)
         before = peak_resident_bytes()
         compile_kernels(world, config, strategy.build)
-        trainer = make_trainer(world, config, model, strategy)
+        trainer = make_trainer(world, config, model, passes, strategy)
         expected = strategy.traffic(model, trainer.dp)
         if world.rank == 0:
             held = trainer.dp.held().parameters // config.numpy_dtype.itemsize
-            report = describe_run(world, config, strategy.mesh, model, held, expected)
-            print(report, flush=True)
+            print(
+                describe_run(world, config, strategy.mesh, held, expected), flush=True
+            )
         losses = _run_steps(trainer, batches)
         if config.profile == "memory":
             reports = world.comm.gather(trainer.memory(before))
@@ -216,7 +200,7 @@ def _batches(tokens: TokenFile, split: Split, config: TrainConfig) -> Batches:
 def _run_steps(trainer: Trainer, batches: Batches) -> list[float]:
     """All training steps; rank 0 writes metrics and progress."""
     config, world = trainer.config, trainer.world
-    flops = step_flops(trainer)
+    flops = step_flops(config)
     losses = []
     with ExitStack() as stack:
         reporter = None
@@ -234,16 +218,16 @@ def _run_steps(trainer: Trainer, batches: Batches) -> list[float]:
     return losses
 
 
-def step_flops(trainer: Trainer) -> int:
+def step_flops(config: TrainConfig) -> int:
     """Floating-point operations of one training step of the whole model."""
-    config = trainer.config
     looked_up = {"position_embedding.weight"}
     if not config.tied:
         looked_up.add("token_embedding.weight")
+    whole = config.build_model(config.vocab)  # shapes only
     matrices = sum(
         p.full_size
-        for p in trainer.dp.parameters
-        if p.decays and p.name not in looked_up
+        for name, p in whole.named_parameters()
+        if p.decays and name not in looked_up
     )
     per_token = model_flops_per_token(
         matrices, config.layers, config.width, config.length
@@ -282,14 +266,19 @@ def _finish(
     config = trainer.config
     text = ""
     if config.sample:
-        text = generate(
-            trainer.model,
-            tokens.tokenizer(),
-            PROMPT,
-            config.sample,
-            config.temperature,
-            config.seed,
-        )
+        with evaluating(trainer.model), no_grad():
+            text = generate(
+                trainer.passes.next_token,
+                config.length,
+                tokens.tokenizer(),
+                PROMPT,
+                config.sample,
+                config.temperature,
+                config.seed,
+            )
+    trainer.passes.report()
+    if config.trace is not None:
+        _write_trace(trainer, config.trace)
     if trainer.world.rank != 0:
         return
     print(f"training loss   {losses[0]:.3f} -> {losses[-1]:.3f} nats per token")
@@ -304,6 +293,13 @@ def _finish(
     path = config.out / "loss.png"
     draw_loss_curve(losses, validation, path, f"{config.model}, {config.out.name}")
     print(f"wrote {path}")
+
+
+def _write_trace(trainer: Trainer, path: Path) -> None:
+    slices = gather_trace(trainer.world.comm, trainer.world.comm.ledger)
+    if slices is not None:
+        write_trace(path, [*slices, *trainer.passes.predicted()])
+        print(f"wrote {path}: open it in https://ui.perfetto.dev")
 
 
 def _indent(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -22,6 +22,7 @@ from mpiscale.backend import Array
 from mpiscale.tensor import LazyGradient, Node, Tensor
 
 MIB = 2**20
+Root = Tensor | Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -79,28 +80,30 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def saved_bytes(root: Tensor, other_than: Iterable[Array]) -> int:
-    """Bytes that the graph below `root` keeps alive, but for what `other_than` owns.
+def saved_bytes(roots: Iterable[Root], other_than: Iterable[Array]) -> int:
+    """Bytes that the graphs below `roots` keep alive, but for what `other_than` owns.
 
     Call it before backward, which frees the graph as it goes.
 
     Args:
-        root: the loss, or any other end of a graph.
+        roots: the loss, or other ends of graphs; also weight gradients put off.
         other_than: arrays counted elsewhere: parameters, gradients.
     """
-    blocks = {id(block): block for block in map(_block, saved_arrays(root))}
+    blocks = {id(block): block for block in map(_block, saved_arrays(*roots))}
     for array in other_than:
         blocks.pop(id(_block(array)), None)
     return sum(block.nbytes for block in blocks.values())
 
 
-def saved_arrays(root: Tensor) -> Iterator[Array]:
-    """Every array that a node below `root` can reach, parameters included.
+def saved_arrays(*roots: Root) -> Iterator[Array]:
+    """Every array that a node below `roots` can reach, parameters included.
 
     Followed are what ops capture: arrays, tensors, functions, and containers of these;
     a captured object of any other class (a communicator, a module) is not entered.
     """
-    stack: list[Any] = [root._source]
+    stack: list[Any] = [
+        root._source if isinstance(root, Tensor) else root for root in roots
+    ]
     seen: dict[int, Any] = {}  # holds what it names, so that no id is given out twice
     while stack:
         value = stack.pop()

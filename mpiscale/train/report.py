@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from mpiscale.comm.world import World
-from mpiscale.nn.language_model import LanguageModel
 from mpiscale.train.config import TrainConfig
 
 
@@ -25,12 +24,12 @@ def describe_run(
     world: World,
     config: TrainConfig,
     mesh: str,
-    model: LanguageModel,
     held: int,
     traffic: Traffic,
 ) -> str:
     """The start-up report, a few aligned lines; held: parameters on this rank."""
-    total = sum(p.full_size for p in model.parameters())
+    whole = config.build_model(config.vocab)  # shapes only
+    total = sum(p.full_size for p in whole.parameters())
     data = config.data or "the source of Python's standard library"
     heads = f"{config.heads} heads"
     if config.kv_heads not in (None, config.heads):
@@ -41,7 +40,7 @@ def describe_run(
         f"{world.threads} thread{'s' if world.threads > 1 else ''} each",
         "mesh": mesh,
         "model": f"{config.model}, {config.layers} layers, width {config.width}, "
-        f"{heads}, vocabulary {model.vocabulary}, {config.dtype}",
+        f"{heads}, vocabulary {config.vocab}, {config.dtype}",
         "parameters": f"{total:,} in total, {held:,} on rank 0",
         "data": f"{data}; {config.batch} x {config.length} tokens a step",
         "sent": f"{traffic.sent_bytes:,} bytes per step by rank 0",

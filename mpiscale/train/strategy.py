@@ -14,6 +14,7 @@ from mpiscale.parallel.data_parallel.all_reduce_after_backward import (
 )
 from mpiscale.parallel.data_parallel.interface import DataParallel
 from mpiscale.train.config import TrainConfig
+from mpiscale.train.passes import MakePasses, WholeModel
 from mpiscale.train.report import Traffic
 from mpiscale.train.warm_up import Build
 
@@ -30,6 +31,7 @@ class Strategy:
         model_group: the ranks over which the model is spread; alone if none.
         data_parallel: gives the model its values, and says how replicas meet.
         traffic: what a step sends, by its formula.
+        passes: forward and backward; may take parts of the model to other ranks.
     """
 
     mesh: str
@@ -37,6 +39,7 @@ class Strategy:
     model_group: Communicator
     data_parallel: MakeDataParallel
     traffic: Callable[[LanguageModel, DataParallel], Traffic]
+    passes: MakePasses = WholeModel
 
 
 def serial_model(

@@ -48,24 +48,24 @@ def test_a_gpt_keeps_what_the_formula_says_to_the_byte(name, dtype, batch):
     placement = Placement.whole(batch, config.length, Noise(1, 1))
     loss = model.loss(tokens, labels, placement)
     expected = gpt_activation_bytes(config, batch, flat.data.itemsize)
-    assert saved_bytes(loss, (flat.data, flat.grad)) == expected
+    assert saved_bytes([loss], (flat.data, flat.grad)) == expected
     loss.backward()
-    assert saved_bytes(loss, (flat.data, flat.grad)) == 0
+    assert saved_bytes([loss], (flat.data, flat.grad)) == 0
 
 
 def test_an_array_that_two_ops_keep_counts_once():
     x = Tensor(np.ones(1000), requires_grad=True)
     y = multiply(x, x)  # new array, kept by both of the next ops
     loss = add(gelu_tanh(y), relu(y))  # relu keeps a mask of 1000 bytes instead
-    assert saved_bytes(loss, [x.data]) == 8000 + 1000
+    assert saved_bytes([loss], [x.data]) == 8000 + 1000
 
 
 def test_views_count_as_the_block_that_they_keep_alive():
     block = np.ones(1000)
     x = Tensor(block[:10].reshape(2, 5), requires_grad=True)
     y = gelu_tanh(x)
-    assert saved_bytes(y, []) == 8000
-    assert saved_bytes(y, [block[990:]]) == 0
+    assert saved_bytes([y], []) == 8000
+    assert saved_bytes([y], [block[990:]]) == 0
 
 
 def test_a_tensor_without_graph_keeps_nothing():

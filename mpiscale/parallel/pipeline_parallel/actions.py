@@ -162,12 +162,14 @@ class Schedule:
         stage_map: which rank holds which stage.
         micro_batches: M.
         actions: of each rank, in order.
+        trains: whether there is a backward pass.
     """
 
     name: str
     stage_map: StageMap
     micro_batches: int
     actions: tuple[tuple[Action, ...], ...]
+    trains: bool = True
 
     @property
     def ranks(self) -> int:

@@ -94,6 +94,7 @@ def draw(timelines: Sequence[Timeline], path: Path) -> None:
         raise InputError(
             "pictures need matplotlib: pip install 'mpiscale[plot]'"
         ) from None
+    end = max(span.end for timeline in timelines for span in timeline.spans)
     rows = sum(t.schedule.ranks for t in timelines)
     figure = Figure(
         (12, 1.0 + 0.35 * rows + 0.7 * len(timelines)), layout="constrained"
@@ -105,7 +106,8 @@ def draw(timelines: Sequence[Timeline], path: Path) -> None:
         height_ratios=[t.schedule.ranks for t in timelines],
     )
     for axis, timeline in zip(axes[:, 0], timelines, strict=True):
-        _draw_one(axis, timeline)
+        _draw_one(axis, timeline, end)
+    axes[-1, 0].set_xlabel(timelines[-1].unit)
     handles, labels = _legend(timelines)
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,9 +117,8 @@ def draw(timelines: Sequence[Timeline], path: Path) -> None:
         raise InputError(f"cannot write {path}: {error}") from None
 
 
-def _draw_one(axis: Axes, timeline: Timeline) -> None:
+def _draw_one(axis: Axes, timeline: Timeline, end: float) -> None:
     schedule = timeline.schedule
-    end = max(s.end for s in timeline.spans)
     for rank in range(schedule.ranks):
         stages = schedule.stage_map.stages_of(rank)
         for span in passes_of(list(timeline.spans), rank):
@@ -145,7 +146,6 @@ def _draw_one(axis: Axes, timeline: Timeline) -> None:
     axis.set_yticks(range(schedule.ranks), [f"rank {r}" for r in range(schedule.ranks)])
     axis.invert_yaxis()
     axis.set_xlim(0, end)
-    axis.set_xlabel(timeline.unit)
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(left=False)
 

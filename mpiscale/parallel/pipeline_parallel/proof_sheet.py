@@ -18,6 +18,7 @@ from mpiscale.parallel.pipeline_parallel.actions import SENDS, Schedule
 from mpiscale.parallel.pipeline_parallel.activations_in_flight import peak_bytes
 from mpiscale.parallel.pipeline_parallel.simulate_schedule import (
     Costs,
+    CostTable,
     Span,
     passes_of,
     simulate,
@@ -37,7 +38,7 @@ class ProofSheet:
     """
 
     schedule: Schedule
-    costs: Costs
+    costs: Costs | CostTable
     spans: list[Span]
     cost: float
     bubble: float
@@ -72,7 +73,7 @@ class ProofSheet:
         return f"{a}->{b}: {n}{size}"
 
 
-def prove(schedule: Schedule, costs: Costs | None = None) -> ProofSheet:
+def prove(schedule: Schedule, costs: Costs | CostTable | None = None) -> ProofSheet:
     """The figures of a verified schedule; costs: F = B = W = 1 if left out."""
     costs = costs or Costs()
     spans = simulate(schedule, costs)

@@ -163,7 +163,7 @@ class Run:
         self.losses = np.zeros(schedule.micro_batches)
         self._sending: deque[Request] = deque()
         self._mail: dict[int, Mail] = defaultdict(lambda: Mail(self))
-        self._trains = any(a.kind in GRADIENTS for a in schedule.actions[0])
+        self._trains = schedule.trains
 
     def carry_out(self, action: Action) -> None:
         """One action, whatever its kind."""

@@ -19,6 +19,7 @@ from mpiscale.parallel.pipeline_parallel.insert_communication import (
 )
 from mpiscale.parallel.pipeline_parallel.schedule_1f1b import one_forward_one_backward
 from mpiscale.parallel.pipeline_parallel.schedule_dualpipe import dualpipe, dualpipe_v
+from mpiscale.parallel.pipeline_parallel.schedule_forward_only import forward_only
 from mpiscale.parallel.pipeline_parallel.schedule_gpipe import gpipe
 from mpiscale.parallel.pipeline_parallel.schedule_interleaved_1f1b import (
     interleaved_1f1b,
@@ -68,6 +69,21 @@ def make_schedule(
     passes = _passes(name, stage_map, micro_batches, chunks, group or ranks)
     actions = tuple(tuple(passes(rank)) for rank in range(ranks))
     schedule = insert_communication(Schedule(name, stage_map, micro_batches, actions))
+    verify(schedule)
+    return schedule
+
+
+def forward_schedule(training: Schedule, micro_batches: int) -> Schedule:
+    """Forward passes only, with stages placed as in `training`."""
+    stage_map = training.stage_map
+    if isinstance(stage_map, Bidirectional):
+        stage_map = Bidirectional(stage_map.ranks, down=(micro_batches + 1) // 2)
+    actions = tuple(
+        tuple(forward_only(rank, stage_map, micro_batches))
+        for rank in range(training.ranks)
+    )
+    passes = Schedule("forward only", stage_map, micro_batches, actions, trains=False)
+    schedule = insert_communication(passes)
     verify(schedule)
     return schedule
 

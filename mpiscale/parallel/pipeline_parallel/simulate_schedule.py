@@ -8,6 +8,7 @@ come out to four digits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,10 +41,24 @@ class Costs:
     communication: float = 0.0
     side_by_side: float | None = None
 
-    def of(self, kind: Kind) -> float:
-        """Of a pass through all of a rank's layers."""
+    def of(self, action: Action, stages_at_once: int) -> float:
+        """Of an action; `stages_at_once`: how many of a rank a micro-batch passes."""
         f, b, w = self.forward, self.backward_input, self.backward_weight
-        return {Kind.F: f, Kind.B: b, Kind.W: w, Kind.BW: b + w}.get(kind, 0.0)
+        whole = {Kind.F: f, Kind.B: b, Kind.W: w, Kind.BW: b + w}
+        return whole.get(action.kind, 0.0) / stages_at_once
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Costs of each pass apart, such as were measured: (kind, stage) -> seconds."""
+
+    seconds: Mapping[tuple[Kind, int], float]
+    communication: float = 0.0
+    side_by_side: None = None
+
+    def of(self, action: Action, stages_at_once: int) -> float:
+        """Of an action."""
+        return self.seconds.get((action.kind, action.stage), 0.0)
 
 
 class Span(NamedTuple):
@@ -63,7 +78,7 @@ class StuckError(Exception):
         super().__init__(f"stuck: {waiting}")
 
 
-def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
+def simulate(schedule: Schedule, costs: Costs | CostTable) -> list[Span]:
     """Start and end of every action; of each rank in its own order.
 
     Raises:
@@ -72,6 +87,7 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
     done: dict[Action, float] = {}  # event -> when what needs it may begin
     clocks, nexts = [0.0] * schedule.ranks, [0] * schedule.ranks
     spans: list[Span] = []
+    stages_at_once = schedule.stages // schedule.ranks
     moved = True
     while moved:
         moved = False
@@ -83,7 +99,7 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
                 if not needs <= done.keys():
                     break
                 start = max([clocks[rank], *(done[need] for need in needs)])
-                end = start + _seconds(block, costs) / _stages_at_once(schedule)
+                end = start + _seconds(block, costs, stages_at_once)
                 for action in block:
                     late = costs.communication if action.kind in SENDS else 0.0
                     done[event(action)] = end + late
@@ -95,7 +111,9 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
     return spans
 
 
-def _block(actions: tuple[Action, ...], first: int, costs: Costs) -> tuple[Action, ...]:
+def _block(
+    actions: tuple[Action, ...], first: int, costs: Costs | CostTable
+) -> tuple[Action, ...]:
     """The next action, or all from a forward to the backward beside it."""
     if costs.side_by_side is not None and actions[first].kind is Kind.F:
         for last in range(first + 1, len(actions)):
@@ -106,16 +124,13 @@ def _block(actions: tuple[Action, ...], first: int, costs: Costs) -> tuple[Actio
     return (actions[first],)
 
 
-def _seconds(block: tuple[Action, ...], costs: Costs) -> float:
+def _seconds(
+    block: tuple[Action, ...], costs: Costs | CostTable, stages_at_once: int
+) -> float:
     if len(block) > 1:
         assert costs.side_by_side is not None
-        return costs.side_by_side
-    return costs.of(block[0].kind)
-
-
-def _stages_at_once(schedule: Schedule) -> int:
-    """Through how many stages of a rank each micro-batch passes."""
-    return schedule.stages // schedule.ranks
+        return costs.side_by_side / stages_at_once
+    return costs.of(block[0], stages_at_once)
 
 
 def _check_all_ran(

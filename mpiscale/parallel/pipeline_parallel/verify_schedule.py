@@ -97,6 +97,8 @@ def _expected_passes(schedule: Schedule, count: Counter[Action]) -> Iterator[Act
     for stage in range(schedule.stages):
         for m in range(schedule.micro_batches):
             yield Action(Kind.F, stage, m)
+            if not schedule.trains:
+                continue
             whole, split = Action(Kind.BW, stage, m), Action(Kind.B, stage, m)
             weights = Action(Kind.W, stage, m)
             if count[whole] and (count[split] or count[weights]):

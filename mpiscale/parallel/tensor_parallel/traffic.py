@@ -21,6 +21,7 @@ from mpiscale.comm.communicator import Communicator
 from mpiscale.comm.traffic import OPTIMAL, AllReduceVolume
 from mpiscale.nn.parameter import Parameter
 from mpiscale.parallel.step_traffic import StepTraffic
+from mpiscale.parallel.tied_parameters import summed_elements
 
 NORM_BYTES = 8  # one float64
 
@@ -42,7 +43,7 @@ def step_traffic(
     sizes = [n * width] * (4 * layers + 2) + [n, statistics * n]
     sent = sum(volume.elements(k, size, comm) for k in sizes) * size
     formula = f"{volume.text} x {size} B x N ((4 L + 2) d + {1 + statistics})"
-    for group, elements in _replicated_elements(parameters).values():
+    for group, elements in summed_elements(parameters):
         sent += volume.elements(elements, size, group) * size
         formula += f" + {volume.text} x {size} B x {elements} replicated elements"
         formula += f" (p = {group.size})"
@@ -54,17 +55,3 @@ def step_traffic(
     if any(k % p for k in sizes):
         formula += "\non average over the ranks: p does not divide all of it"
     return StepTraffic(sent + norm, formula)
-
-
-def _replicated_elements(
-    parameters: list[Parameter],
-) -> dict[int, tuple[Communicator, int]]:
-    """Group of ranks -> elements whose gradient is summed over it."""
-    groups: dict[int, tuple[Communicator, int]] = {}
-    for parameter in parameters:
-        for tie in parameter.ties:
-            if tie.reduction == "sum" and tie.comm.size > 1:
-                _, so_far = groups.get(id(tie.comm), (tie.comm, 0))
-                region = parameter.data[tie.region]
-                groups[id(tie.comm)] = tie.comm, so_far + region.size
-    return groups
