@@ -129,6 +129,8 @@ class PipelineRunner:
             run.carry_out(action)
             if last.get(action.stage) == action:
                 on_last_gradient(action.stage)
+        for stage in self.stages.keys() - last.keys():  # no micro-batch came by
+            on_last_gradient(stage)
         return run.finish()
 
     def _check_fits(self, schedule: Schedule, micro_batches: Sequence[Any]) -> None:
