@@ -75,7 +75,7 @@ def main(world: World) -> None:
         config.schedule, pp.size, config.micro_batches, config.chunks, config.group
     )
     samples = config.batch // replicas // config.micro_batches
-    blocks = split_blocks(world, config, config.split, schedule.stages, samples)
+    blocks = split_blocks(world.comm, config, config.split, schedule.stages, samples)
 
     def passes(world: World, config: TrainConfig, model: LanguageModel) -> Passes:
         return Pipelined(world, config, model, pp, schedule, blocks)
@@ -106,7 +106,8 @@ def main(world: World) -> None:
             lengths, dp.grad_dtype.itemsize, dp_group, volume
         )
 
-    strategy = Strategy(str(mesh), serial_model, pp, data_parallel, traffic, passes)
+    layout = f"{mesh}; layers of the stages: {', '.join(map(str, blocks))}"
+    strategy = Strategy(layout, serial_model, pp, data_parallel, traffic, passes)
     train(world, config, strategy)
 
 

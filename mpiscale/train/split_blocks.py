@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from mpiscale.comm.agreement import on_some_ranks
-from mpiscale.comm.world import World
+from mpiscale.comm.communicator import Communicator
 from mpiscale.errors import InputError
 from mpiscale.nn.flat import materialize
 from mpiscale.nn.placement import Noise, Placement
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def split_blocks(
-    world: World, config: TrainConfig, split: str, stages: int, samples: int
+    comm: Communicator, config: TrainConfig, split: str, stages: int, samples: int
 ) -> list[int]:
     """Blocks of each of `stages`, the same list on all ranks. Collective.
 
@@ -43,8 +43,8 @@ def split_blocks(
     def measure() -> None:
         costs[0] = list(measured_costs(config, samples))
 
-    on_some_ranks(world.comm, world.rank == 0, measure)
-    before, block, after = world.comm.bcast(costs[0])
+    on_some_ranks(comm, comm.rank == 0, measure)
+    before, block, after = comm.bcast(costs[0])
     return balanced_split(before, [block] * config.layers, after, stages)
 
 
