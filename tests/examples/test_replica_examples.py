@@ -1,5 +1,6 @@
 """gpt_dp.py, gpt_zero.py and gpt_diloco.py: the serial run, and what they say of it."""
 
+import json
 import re
 
 import numpy as np
@@ -36,6 +37,9 @@ def validation(run):
         (4, "gpt_zero.py --stage 2 --accumulate 2 --all-reduce recursive-doubling"),
         (2, "gpt_zero.py --stage 3 --accumulate 2"),
         (4, "gpt_tp.py --all-reduce hierarchical"),
+        (2, "gpt_pp.py --micro-batches 3 --split balanced --profile memory"),
+        (2, "gpt_pp.py --schedule zb_v --micro-batches 2 --split 0,1,1,0"),
+        (4, "gpt_pp.py --schedule dualpipe --micro-batches 2 --replicas 2"),
         (3, "gpt_tp.py --all-reduce double-binary-tree --heads 6 --width 24"),
     ],
 )
@@ -107,6 +111,18 @@ def test_the_memory_table_of_zero_shows_every_rank_beside_the_formula(tmp_path):
             "gpt_dp.py --all-reduce auto --topology nowhere.json",
             "cannot read topology file nowhere.json",
         ),
+        (
+            "gpt_pp.py --accumulate 2 --micro-batches 2",
+            "a pipeline has --micro-batches",
+        ),
+        ("gpt_pp.py --micro-batches 9", "--micro-batches 9: expected 1 ... "),
+        ("gpt_pp.py --replicas 3 --micro-batches 1", "mesh pp=1 x dp=3 needs 3 ranks"),
+        ("gpt_pp.py --replicas 0", "--replicas must be at least 1, got 0"),
+        ("gpt_pp.py --micro-batches 2 --split 3", "holds 3 layers; expected 2 stages"),
+        (
+            "gpt_pp.py --micro-batches 2 --schedule zb_v",
+            "2 layers cannot fill 4 pipeline stages",
+        ),
         ("gpt_dp.py --accumulate 0", "--accumulate must be at least 1, got 0"),
         ("gpt_diloco.py --every 3", "--steps 4 must be a multiple of --every 3"),
     ],
@@ -116,3 +132,28 @@ def test_flags_that_do_not_fit_are_refused_once(command, message, tmp_path):
     run = run_example(name, *small(tmp_path, *flags), ranks=2)
     assert run.code == 2
     assert run.err.count(message) == 1
+
+
+def test_a_pipeline_draws_its_timeline_and_writes_a_trace(tmp_path):
+    trace = tmp_path / "trace.json"
+    flags = ("--schedule", "zb_h1", "--micro-batches", "4", "--trace", trace)
+    run = run_example("gpt_pp.py", *small(tmp_path, *flags), ranks=2)
+    assert run.code == 0, run.err
+    assert re.search(r"^zb_h1 measured: bubble [\d.]+ % of [\d.]+ ms$", run.out, re.M)
+    assert re.search(r"^zb_h1 predicted: bubble [\d.]+ % of [\d.]+ ms$", run.out, re.M)
+    assert (tmp_path / "timeline.png").stat().st_size > 5000
+    events = json.loads(trace.read_text())["traceEvents"]
+    processes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert processes == {"rank 0", "rank 1", "predicted, rank 0", "predicted, rank 1"}
+    lengths = [line["bytes_sent"] for line in metrics(tmp_path)]
+    announced = re.search(r"^sent +([\d,]+) bytes per step", run.out, re.M)[1]
+    assert lengths[0] == int(announced.replace(",", "")) + 80  # and a header
+    assert set(lengths[1:]) == {int(announced.replace(",", ""))}
+
+
+def test_every_example_writes_a_trace(tmp_path):
+    trace = tmp_path / "trace.json"
+    run = run_example("gpt_dp.py", *small(tmp_path, "--trace", trace), ranks=2)
+    assert f"wrote {trace}" in run.out
+    names = {e["name"] for e in json.loads(trace.read_text())["traceEvents"]}
+    assert {"forward", "backward", "gradients", "optimizer", "Iallreduce"} <= names
