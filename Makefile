@@ -28,13 +28,14 @@ BENCHES := $(shell grep -l '^if __name__ == "__main__"' kernels/*.py kernels/*/*
 # Programs that Python starts, mpirun above all, are the environment's own.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench pictures clean
 
 help:
 	@echo 'make demo   train a small GPT, cut over RANKS=8 ranks (ARGS="..." go to it)'
 	@echo 'make test   run every test, those on several ranks too (ARGS="-k name")'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make bench  check each kernel against its reference, then time it'
+	@echo 'make pictures  draw the pictures of docs/ again'
 	@echo 'make clean  remove caches and the virtual environment'
 
 demo: $(VENV)/installed-demo
@@ -52,6 +53,17 @@ bench: $(VENV)/installed-demo
 	@set -e; for bench in $(subst /,.,$(basename $(BENCHES))); do \
 	    echo "python -m mpiscale.$$bench"; $(BIN)/python -m mpiscale.$$bench; \
 	done
+
+# The pictures of docs/pipeline_parallel.md, from the schedules themselves.
+pictures: $(VENV)/installed-demo
+	@set -e; for schedule in gpipe 1f1b zb_h1 zb_h2 zb_v dualpipe dualpipe_v; do \
+	    $(BIN)/mpiscale draw --schedule $$schedule --out docs/pictures/$$schedule.svg; \
+	done; for schedule in interleaved_1f1b looped_bfs; do \
+	    $(BIN)/mpiscale draw --schedule $$schedule --chunks 2 \
+	        --out docs/pictures/$$schedule.svg; \
+	done
+	$(MPIRUN) -n 4 $(BIN)/python examples/gpt_pp.py --steps 20 --out runs/pictures
+	cp runs/pictures/timeline.png docs/pictures/
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

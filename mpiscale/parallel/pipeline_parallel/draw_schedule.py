@@ -89,6 +89,7 @@ def draw(timelines: Sequence[Timeline], path: Path) -> None:
         InputError: if matplotlib is missing or the file's type is unknown to it.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError(
@@ -112,7 +113,9 @@ def draw(timelines: Sequence[Timeline], path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figure.savefig(path, dpi=150)
+        with rc_context({"svg.hashsalt": "mpiscale", "svg.fonttype": "none"}):
+            dated = {"Date": None} if path.suffix == ".svg" else {}  # always the same
+            figure.savefig(path, dpi=150, metadata=dated)
     except ValueError as error:
         raise InputError(f"cannot write {path}: {error}") from None
 
