@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +44,10 @@ from mpiscale.parallel.pipeline_parallel.simulate_schedule import (
     Span,
     simulate,
 )
-from mpiscale.parallel.pipeline_parallel.split_into_stages import split_into_stages
+from mpiscale.parallel.pipeline_parallel.split_into_stages import (
+    split_into_stages,
+    tell_complete,
+)
 from mpiscale.tensor import Tensor
 from mpiscale.train.config import TrainConfig
 from mpiscale.train.memory import Root, saved_bytes
@@ -122,15 +125,7 @@ class Pipelined(Passes):
         """A step of the schedule; gradients are complete stage by stage."""
         self._spans.clear()
         self._held_elsewhere = dp.arrays()
-        uses = Counter(
-            id(p) for stage in self.stages.values() for p in stage.parameters()
-        )
-
-        def complete(stage: int) -> None:
-            parameters = list(self.stages[stage].parameters())
-            uses.subtract(map(id, parameters))
-            dp.complete(p for p in parameters if uses[id(p)] == 0)
-
+        complete = tell_complete(self.stages, dp)
         with dp.no_sync(), self.world.comm.ledger.phase("pipeline"):
             micro_batches = self._micro_batches(batch, self.schedule, noise)
             losses = self.runner.run(self.schedule, micro_batches, complete)

@@ -5,7 +5,8 @@ Text (one column is the shortest pass; every pass is as wide as it is long):
     rank 0 |F0 F1 F2 F3 .  .  .  B0 ...
 
 Pictures need matplotlib (`pip install 'mpiscale[plot]'`). Forwards are blue, backwards
-green, weight gradients orange; of several stages on a rank the later ones are darker.
+green (with weight gradients teal), weight gradients orange; a rank's later stages are
+darker.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PAUSE = "\0"  # for the rest of a pass: blank, but not idle
 COLORS = {
     Kind.F: ("#9ecae1", "#3182bd"),
     Kind.B: ("#a1d99b", "#31a354"),
-    Kind.BW: ("#a1d99b", "#31a354"),
+    Kind.BW: ("#8dd3c7", "#1b9e8a"),
     Kind.W: ("#fdd0a2", "#e6750d"),
 }
 MEANING = {

@@ -17,7 +17,8 @@ be done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -31,6 +32,7 @@ from mpiscale.nn.language_model import LanguageModel
 from mpiscale.nn.module import Module
 from mpiscale.nn.parameter import Parameter
 from mpiscale.nn.placement import Placement
+from mpiscale.parallel.data_parallel.interface import DataParallel
 from mpiscale.parallel.pipeline_parallel.actions import StageMap
 from mpiscale.parallel.tied_parameters import Tie
 from mpiscale.tensor import Tensor
@@ -125,6 +127,23 @@ def split_into_stages(
     mine = {i: stages[i] for i in stage_map.stages_of(comm.rank)}
     _take_out_others(model, stages, mine)
     return mine
+
+
+def tell_complete(
+    stages: dict[int, LanguageModelStage], dp: DataParallel
+) -> Callable[[int], None]:
+    """For `PipelineRunner.run`: data parallelism may reduce what is complete.
+
+    A parameter that two stages of this rank share is complete after the later one.
+    """
+    uses = Counter(id(p) for stage in stages.values() for p in stage.parameters())
+
+    def complete(stage: int) -> None:
+        parameters = list(stages[stage].parameters())
+        uses.subtract(map(id, parameters))
+        dp.complete(p for p in parameters if uses[id(p)] == 0)
+
+    return complete
 
 
 def even_split(blocks: int, stages: int) -> list[int]:

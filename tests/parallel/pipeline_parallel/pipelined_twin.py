@@ -20,6 +20,7 @@ from mpiscale.parallel.pipeline_parallel.schedules import forward_schedule
 from mpiscale.parallel.pipeline_parallel.split_into_stages import (
     even_split,
     split_into_stages,
+    tell_complete,
 )
 from mpiscale.parallel.tensor_parallel.tensor_parallelize import tensor_parallelize
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
@@ -82,7 +83,9 @@ class PipelinedTwin:
             data, self.schedule.micro_batches, Noise(5, k)
         )
         with self.dp.no_sync():
-            losses = self.runner.run(self.schedule, micro_batches, self.complete())
+            losses = self.runner.run(
+                self.schedule, micro_batches, tell_complete(self.stages, self.dp)
+            )
         self.dp.finish()
         loss = self.dp_comm.allreduce(float(losses.sum()))
         synchronise(self.dp.pieces())
@@ -91,18 +94,6 @@ class PipelinedTwin:
         self.dp.clip(norm, max_norm)
         self.optimizer.step(1e-2)
         return loss, norm
-
-    def complete(self):
-        """Announces gradients when no other stage of this rank adds to them."""
-        left = [id(p) for s in self.stages.values() for p in s.parameters()]
-
-        def complete(stage):
-            parameters = list(self.stages[stage].parameters())
-            for parameter in parameters:
-                left.remove(id(parameter))
-            self.dp.complete(p for p in parameters if id(p) not in left)
-
-        return complete
 
     def whole(self, what):
         """Full name -> values or gradients; copies must be equal to the bit."""
