@@ -62,7 +62,7 @@ def test_random_graphs_with_reuse(nodes):
         )
 
 
-@pytest.mark.parametrize("depth", [10, 1_000, 20_000, 100_000])
+@pytest.mark.parametrize("depth", [10, 1_000, 100_000])
 def test_deep_graphs_need_no_recursion(depth):
     p, x = leaf(1.0), leaf(0.0)
     y = x
@@ -75,7 +75,7 @@ def test_deep_graphs_need_no_recursion(depth):
 
 def test_a_deep_graph_that_is_never_walked_can_be_freed():
     y = leaf(0.0)
-    for _ in range(100_000):
+    for _ in range(50_000):
         y = y + 1.0
     del y
     gc.collect()

@@ -182,6 +182,23 @@ def test_an_output_is_freed_when_it_has_been_sent():
         assert live[1:] == [0] * (m - 1)
 
 
+@pytest.mark.mpi(ranks=(2,))
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_under_way_or_kept_after_a_step(name):
+    comm = world_communicator()
+    schedule = make_schedule(name, 2, 4)
+    kept = []
+
+    def after(action, run):
+        done = [p for p, x in run.inputs.items() if x.grad is not None]
+        kept.extend(run.inputs[p].data for p in done)
+
+    _, runner = pipeline(schedule, comm, after=after)
+    runner.run(schedule, [np.ones(1 << 15)] * 4)
+    assert all(values.strides == (0,) for values in kept)  # a shape without memory
+    assert not any(np.isnan(entry.end) for entry in comm.ledger.recent)
+
+
 @pytest.mark.mpi(ranks=(2, 3))
 @pytest.mark.parametrize("name", NAMES)
 def test_forward_only_gives_the_same_losses_and_keeps_nothing(name):
