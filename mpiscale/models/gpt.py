@@ -85,7 +85,7 @@ class GPT(LanguageModel):
 
     def embed(self, tokens: Array, placement: Placement) -> Tensor:
         """tokens [b, t] -> input of the first block [b, t, width]"""
-        positions = placement.positions
+        positions = placement.resident_positions
         check_ids(positions, self.length, "position")
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         dropped: Tensor = self.dropout(x, placement)

@@ -48,9 +48,10 @@ class Attention(Module):
 
     def forward(self, x: Tensor, placement: Placement) -> Tensor:
         """x [b, t, width] -> [b, t, width]"""
-        b, t, _ = x.shape
         q_width, kv_width = self.heads * self.head_size, self.kv_heads * self.head_size
-        q, k, v = split(self.qkv(x), (q_width, kv_width, kv_width))
+        qkv = self.qkv(x)  # may bring tokens of other ranks
+        b, t, _ = qkv.shape
+        q, k, v = split(qkv, (q_width, kv_width, kv_width))
         q = reshape(q, (b, t, self.heads, self.head_size))
         k = reshape(k, (b, t, self.kv_heads, self.head_size))
         v = reshape(v, (b, t, self.kv_heads, self.head_size))

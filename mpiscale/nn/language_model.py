@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -82,6 +83,14 @@ def gumbel_scores(logits: Array, temperature: float, key: int, first: int) -> Ar
     return scores / temperature - np.log(-np.log(uniform))
 
 
+class Arranged(NamedTuple):
+    """A batch as a model's layers take it; labels may be missing."""
+
+    tokens: Array
+    placement: Placement
+    labels: Array | None
+
+
 class LanguageModel(Module):
     """Tokens -> logits of the next token, and the loss against labels.
 
@@ -89,6 +98,10 @@ class LanguageModel(Module):
     -> kind of cut. Parts that it does not name are whole on every rank.
     A pipeline cuts between the blocks; `BEFORE_BLOCKS` and `AFTER_BLOCKS` name the
     other parts.
+
+    `arrange(tokens, placement, labels)` gives the batch as the layers take it: as it
+    is, unless a strategy that cuts sequences has put its own function there. `loss`
+    begins with it; who calls the parts apart does so, too.
     """
 
     TENSOR_PARALLEL: ClassVar[dict[str, Cut]]
@@ -103,6 +116,7 @@ class LanguageModel(Module):
         self.vocabulary, self.length = vocabulary, length
         self.loss_function = CrossEntropyLoss(label_smoothing)
         self.sampler = Sampler()
+        self.arrange: Callable[[Array, Placement, Array | None], Arranged] = Arranged
 
     def embed(self, tokens: Array, placement: Placement) -> Tensor:
         """tokens [b, t] -> input of the first block [b, t, width]"""
@@ -134,7 +148,10 @@ class LanguageModel(Module):
         valid: int | None = None,
     ) -> Tensor:
         """Cross entropy of the next token, in nats; see `CrossEntropyLoss`."""
-        return self.loss_of(self.hidden(tokens, placement), labels, valid)
+        batch = self.arrange(tokens, placement, labels)
+        assert batch.labels is not None
+        hidden = self.hidden(batch.tokens, batch.placement)
+        return self.loss_of(hidden, batch.labels, valid)
 
     def loss_of(self, hidden: Tensor, labels: Array, valid: int | None) -> Tensor:
         """The same from the last hidden states [b, t, width]."""

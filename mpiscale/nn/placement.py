@@ -29,19 +29,30 @@ class Placement:
         positions: [t] place of each column within its sequence.
         length: tokens of a whole sequence.
         noise: seed and step of this pass; None where nothing is random.
+        resident: which of the columns this rank holds between the layers; None: all,
+            but for sequence parallelism. Norms, dropout and position embeddings see
+            these; attention sees all.
     """
 
     samples: Array
     positions: Array
     length: int
     noise: Noise | None = None
+    resident: slice | None = None
 
     @classmethod
     def whole(cls, batch: int, length: int, noise: Noise | None = None) -> Placement:
         """One rank that holds all of it."""
         return cls(np.arange(batch), np.arange(length), length, noise)
 
+    @property
+    def resident_positions(self) -> Array:
+        """Place of each resident column within its sequence."""
+        return (
+            self.positions if self.resident is None else self.positions[self.resident]
+        )
+
     def row_index(self) -> Array:
-        """Index of each token among all tokens of the global batch, [b * t] int64."""
-        rows = self.samples[:, None] * self.length + self.positions
+        """Index of each resident token in the global batch, [b * t] int64."""
+        rows = self.samples[:, None] * self.length + self.resident_positions
         return rows.reshape(-1).astype(np.int64)

@@ -86,15 +86,17 @@ class WholeModel(Passes):
 
     def next_token(self, window: Array, temperature: float, key: int) -> int:
         """Forward, then a sample from the last position's logits."""
-        placement = Placement.whole(1, window.shape[1])
-        return sample(
-            self.model, self.model.hidden(window, placement), temperature, key
-        )
+        t = window.shape[1]
+        batch = self.model.arrange(window, Placement.whole(1, t), None)
+        hidden = self.model.hidden(batch.tokens, batch.placement)
+        return sample(self.model, hidden, t - 1, temperature, key)
 
 
-def sample(model: LanguageModel, hidden: Tensor, temperature: float, key: int) -> int:
-    """A token after the last of the hidden states [1, t, width]."""
-    logits = model.logits(hidden[:, -1]).data[0]
+def sample(
+    model: LanguageModel, hidden: Tensor, place: int, temperature: float, key: int
+) -> int:
+    """A token after `place`, from hidden states [1, t, width] (or this rank's own)."""
+    logits = model.logits(hidden).data[0, place]
     token: int = model.sampler(logits, temperature, key)
     return token
 

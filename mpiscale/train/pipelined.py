@@ -76,12 +76,13 @@ class Prompt:
 
     tokens: Array
     placement: Placement
+    place: int  # of the last token; padding may follow
     temperature: float
     key: int
 
     def end(self, model: LanguageModel, hidden: Tensor) -> Tensor:
         """The token's id, which float64 holds exactly."""
-        token = sample(model, hidden, self.temperature, self.key)
+        token = sample(model, hidden, self.place, self.temperature, self.key)
         return Tensor(np.float64(token))
 
 
@@ -109,7 +110,7 @@ class Pipelined(Passes):
                 "--accumulate is for models on one rank: a pipeline has --micro-batches"
             )
         self.world, self.config, self.comm = world, config, comm
-        self.schedule = schedule
+        self.schedule, self.model = schedule, model
         self.stages = split_into_stages(model, schedule.stage_map, blocks, comm)
         self.runner = PipelineRunner(
             dict(self.stages), comm, lambda m: m.tokens.shape, self._watch, self._after
@@ -143,25 +144,24 @@ class Pipelined(Passes):
 
     def next_token(self, window: Array, temperature: float, key: int) -> int:
         """One micro-batch through all stages; every rank gets the token."""
-        placement = Placement.whole(1, window.shape[1])
-        prompt = Prompt(window, placement, temperature, key)
+        t = window.shape[1]
+        tokens, placement, _ = self.model.arrange(window, Placement.whole(1, t), None)
+        prompt = Prompt(tokens, placement, t - 1, temperature, key)
         return int(self.runner.run(self._forward(1), [prompt])[0])
 
     def _micro_batches(
         self, batch: Batch, schedule: Schedule, noise: Noise | None
     ) -> list[Samples]:
-        parts = [
-            batch.part(i, schedule.micro_batches) for i in range(schedule.micro_batches)
-        ]
-        return [
-            Samples(
-                part.tokens,
-                placement_of(part, self.config, noise),
-                part.labels,
-                part.valid,
-            )
-            for part in parts
-        ]
+        count = schedule.micro_batches
+        return [self._samples(batch.part(i, count), noise) for i in range(count)]
+
+    def _samples(self, part: Batch, noise: Noise | None) -> Samples:
+        placement = placement_of(part, self.config, noise)
+        tokens, placement, labels = self.model.arrange(
+            part.tokens, placement, part.labels
+        )
+        assert labels is not None
+        return Samples(tokens, placement, labels, part.valid)
 
     @contextmanager
     def _watch(self, action: Action) -> Iterator[None]:

@@ -37,6 +37,8 @@ def validation(run):
         (4, "gpt_zero.py --stage 2 --accumulate 2 --all-reduce recursive-doubling"),
         (2, "gpt_zero.py --stage 3 --accumulate 2"),
         (4, "gpt_tp.py --all-reduce hierarchical"),
+        (2, "gpt_sp.py --overlap"),
+        (4, "gpt_sp.py --check-replicas 2"),
         (2, "gpt_pp.py --micro-batches 3 --split balanced --profile memory"),
         (2, "gpt_pp.py --schedule zb_v --micro-batches 2 --split 0,1,1,0"),
         (4, "gpt_pp.py --schedule dualpipe --micro-batches 2 --replicas 2"),
@@ -68,6 +70,7 @@ def test_every_layout_trains_as_the_serial_example(serial, ranks, command, tmp_p
         "gpt_zero.py --stage 2 --accumulate 2",
         "gpt_zero.py --stage 3 --all-reduce double-binary-tree",
         "gpt_tp.py --all-reduce ring",
+        "gpt_sp.py --overlap",
     ],
 )
 def test_a_step_sends_what_the_run_announces(command, tmp_path):

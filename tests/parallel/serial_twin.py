@@ -11,6 +11,7 @@ from mpiscale.nn.placement import Noise, Placement
 from mpiscale.ops.cross_entropy import IGNORE
 from mpiscale.optim.adamw import AdamW
 from mpiscale.optim.clip import clip
+from mpiscale.parallel.sequence_parallel import sequence_parallelize
 from mpiscale.parallel.sharding import gather_whole
 from mpiscale.parallel.tensor_parallel.tensor_parallelize import tensor_parallelize
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
@@ -28,11 +29,16 @@ def alone():
     return MpiCommunicator(MPI.COMM_SELF)
 
 
-def make(config, comm=None, seed=1, dtype=FLOAT64):
-    """(model, flat parameters): cut over `comm`, or serial."""
+def make(config, comm=None, seed=1, dtype=FLOAT64, boundary=None):
+    """(model, flat parameters): cut over `comm`, or serial.
+
+    boundary: a class of `sequence_parallel`, to cut the sequences, too.
+    """
     model = (GPT if isinstance(config, GPTConfig) else Llama)(config)
     if comm is not None:
         tensor_parallelize(model, comm)
+    if boundary is not None:
+        sequence_parallelize(model, comm, boundary(comm))
     return model, materialize(model, seed, dtype)
 
 
@@ -60,9 +66,10 @@ def step(model, flat, optimizer, data, comm, k=1, lr=1e-3, max_norm=1.0):
     return loss.item(), norm
 
 
-def train(config, comm, steps, tensor_parallel=True, dtype=FLOAT64):
+def train(config, comm, steps, tensor_parallel=True, dtype=FLOAT64, boundary=None):
     """(losses, norms, whole gradients, whole parameters) after some steps."""
-    model, flat = make(config, comm if tensor_parallel else None, dtype=dtype)
+    cut_over = comm if tensor_parallel else None
+    model, flat = make(config, cut_over, dtype=dtype, boundary=boundary)
     # A bias of the keys shifts all scores of a query alike: its gradient is rounding
     # noise (1e-18), which Adam divides by eps. With 1e-8, 20 steps make it 1e-12.
     optimizer = AdamW(flat, eps=1e-7)

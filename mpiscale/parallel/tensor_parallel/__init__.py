@@ -14,6 +14,8 @@ Embedding and head are cut by vocabulary entries, and the loss is computed from 
 logits: no rank ever holds the logits of the whole vocabulary. What is not cut (norms,
 row biases, position embedding) is whole on every rank, with the same gradient.
 
+`sequence_parallel.py` cuts these along the sequence.
+
 Traffic: `traffic.py`. Memory per rank: parameters, gradients and optimizer state fall
 to 1 / p but for the norms; activations only where heads and hidden features are.
 """

@@ -5,9 +5,8 @@ from __future__ import annotations
 from mpiscale.comm.communicator import Communicator
 from mpiscale.nn.layers import Linear
 from mpiscale.nn.module import Module
-from mpiscale.ops.matmul import linear
-from mpiscale.parallel.differentiable_collectives import enter_tensor_parallel
 from mpiscale.parallel.sharding import AxisShard, section_shard
+from mpiscale.parallel.tensor_parallel.boundary import Boundary, Replicated
 from mpiscale.tensor import Tensor
 
 
@@ -25,7 +24,7 @@ class ColumnParallelLinear(Module):
             shard = section_shard(
                 1, whole.sections, comm.rank, comm.size, "the output features"
             )
-        self.comm = comm
+        self.boundary: Boundary = Replicated(comm)
         self.weight, self.bias = whole.weight, whole.bias
         self.weight.shard = shard
         if self.bias is not None:
@@ -33,4 +32,4 @@ class ColumnParallelLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., n] -> [..., m / p]; backward sums dx over the ranks"""
-        return linear(enter_tensor_parallel(x, self.comm), self.weight, self.bias)
+        return self.boundary.column_linear(x, self.weight, self.bias)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from mpiscale.comm.communicator import Communicator
 from mpiscale.nn.layers import Linear
 from mpiscale.nn.module import Module
-from mpiscale.ops.matmul import linear
-from mpiscale.parallel.differentiable_collectives import leave_tensor_parallel
 from mpiscale.parallel.sharding import section_shard
+from mpiscale.parallel.tensor_parallel.boundary import Boundary, Replicated
 from mpiscale.tensor import Tensor
 
 
@@ -18,7 +17,7 @@ class RowParallelLinear(Module):
     """
 
     def __init__(self, whole: Linear, comm: Communicator) -> None:
-        self.comm = comm
+        self.boundary: Boundary = Replicated(comm)
         self.weight, self.bias = whole.weight, whole.bias
         n = self.weight.full_shape[0]
         self.weight.shard = section_shard(
@@ -27,6 +26,6 @@ class RowParallelLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., n / p] -> [..., m], summed over the ranks"""
-        y = leave_tensor_parallel(linear(x, self.weight), self.comm)
+        y = self.boundary.row_linear(x, self.weight)
         # After the sum: b is added once, not p times, and its gradient is whole.
         return y if self.bias is None else y + self.bias

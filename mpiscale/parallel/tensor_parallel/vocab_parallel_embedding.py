@@ -10,12 +10,8 @@ from mpiscale.nn.language_model import VocabularyHead
 from mpiscale.nn.layers import Embedding
 from mpiscale.nn.module import Module
 from mpiscale.ops.indexing import check_ids, lazy_scatter
-from mpiscale.ops.matmul import vocabulary_logits
-from mpiscale.parallel.differentiable_collectives import (
-    enter_tensor_parallel,
-    leave_tensor_parallel,
-)
 from mpiscale.parallel.sharding import padded_shard
+from mpiscale.parallel.tensor_parallel.boundary import Boundary, Replicated
 from mpiscale.tensor import LazyGradient, Tensor
 
 
@@ -29,6 +25,7 @@ class VocabParallelEmbedding(Module):
 
     def __init__(self, whole: Embedding, comm: Communicator) -> None:
         self.comm, self.weight = comm, whole.weight
+        self.boundary: Boundary = Replicated(comm)
         self.vocabulary = self.weight.full_shape[0]
         self.weight.shard = padded_shard(0, self.vocabulary, comm.rank, comm.size)
 
@@ -36,8 +33,8 @@ class VocabParallelEmbedding(Module):
         """ids [...] in 0 ... V - 1 -> [..., d]"""
         check_ids(ids, self.vocabulary, "token id")  # by everybody: an alien id has
         first = self.comm.rank * self.weight.shape[0]  # no owner who would notice
-        return leave_tensor_parallel(
-            _local_embedding(self.weight, ids.astype(np.int64) - first), self.comm
+        return self.boundary.leave(
+            _local_embedding(self.weight, ids.astype(np.int64) - first)
         )
 
 
@@ -57,11 +54,12 @@ class VocabParallelHead(Module):
     """x [..., width], the same on all ranks -> logits of this rank's entries."""
 
     def __init__(self, whole: VocabularyHead, comm: Communicator) -> None:
-        self.comm, self.weight = comm, whole.weight
+        self.boundary: Boundary = Replicated(comm)
+        self.weight = whole.weight
         self.weight.shard = padded_shard(
             0, self.weight.full_shape[0], comm.rank, comm.size
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> [..., V / p]; backward sums dx over the ranks"""
-        return vocabulary_logits(enter_tensor_parallel(x, self.comm), self.weight)
+        return self.boundary.column_logits(x, self.weight)

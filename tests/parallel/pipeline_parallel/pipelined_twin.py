@@ -22,6 +22,7 @@ from mpiscale.parallel.pipeline_parallel.split_into_stages import (
     split_into_stages,
     tell_complete,
 )
+from mpiscale.parallel.sequence_parallel import sequence_parallelize
 from mpiscale.parallel.tensor_parallel.tensor_parallelize import tensor_parallelize
 from mpiscale.parallel.tied_parameters import gradient_norm, synchronise
 from mpiscale.tensor import no_grad
@@ -42,11 +43,15 @@ def serial(config, samples=SAMPLES):
 class PipelinedTwin:
     """A model split into stages over pp, replicated over dp, cut over tp."""
 
-    def __init__(self, config, schedule, pp, dp=None, tp=None, blocks=None):
+    def __init__(
+        self, config, schedule, pp, dp=None, tp=None, blocks=None, sequences=False
+    ):
         self.schedule, self.pp, self.dp_comm = schedule, pp, dp or alone()
         model = (GPT if isinstance(config, GPTConfig) else Llama)(config)
         if tp is not None:
             tensor_parallelize(model, tp)
+        if sequences:
+            sequence_parallelize(model, tp)
         blocks = blocks or even_split(config.layers, schedule.stages)
         self.stages = split_into_stages(model, schedule.stage_map, blocks, pp)
         self.model = model
@@ -66,15 +71,14 @@ class PipelinedTwin:
         length = tokens.shape[1]
         mine = np.array_split(np.arange(len(tokens)), self.dp_comm.size)
         parts = np.array_split(mine[self.dp_comm.rank], count)
-        return [
-            Samples(
-                tokens[rows],
-                Placement(rows, np.arange(length), length, noise),
-                labels[rows],
-                valid,
+        micro_batches = []
+        for rows in parts:
+            placement = Placement(rows, np.arange(length), length, noise)
+            arranged = self.model.arrange(tokens[rows], placement, labels[rows])
+            micro_batches.append(
+                Samples(arranged.tokens, arranged.placement, arranged.labels, valid)
             )
-            for rows in parts
-        ]
+        return micro_batches
 
     def step(self, data, k, max_norm=0.5):
         """One training step; (loss of the global batch, norm)"""

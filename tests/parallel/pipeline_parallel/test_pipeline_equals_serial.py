@@ -76,6 +76,7 @@ def test_two_replicas_of_a_pipeline_equal_the_serial_run(name):
         schedule = make_schedule(name, 2, m)
         config = tiny(4)
         twin = PipelinedTwin(config, schedule, mesh.along("pp"), mesh.along("dp"))
+        calls_before_finish = count_calls_at_finish(twin, comm.ledger)
         comm.ledger.reset()
         assert_equal_runs(twin.train(config), serial(config))
         calls = Counter()
@@ -83,18 +84,39 @@ def test_two_replicas_of_a_pipeline_equal_the_serial_run(name):
             if key.group == "dp":
                 calls[key.operation] += total.calls
         assert calls["Iallreduce"] == 2 * len(twin.dp.buckets)
+        # Under way before the end of the step, each with all micro-batches in it.
+        assert calls_before_finish == [k * len(twin.dp.buckets) for k in (1, 2)]
         moments = {"m": twin.optimizer.m, "v": twin.optimizer.v}
         check_replicas(2, twin.dp.replicated(moments))
 
 
+def count_calls_at_finish(twin, ledger):
+    """A list that gets the number of Iallreduce so far, whenever finish() begins."""
+    counts, finish = [], twin.dp.finish
+
+    def counted():
+        counts.append(
+            sum(
+                t.calls for k, t in ledger.totals.items() if k.operation == "Iallreduce"
+            )
+        )
+        finish()
+
+    twin.dp.finish = counted
+    return counts
+
+
 @pytest.mark.mpi(ranks=(4,))
+@pytest.mark.parametrize("sequences", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe"])
-def test_stages_cut_by_tensor_parallelism_equal_the_serial_run(name):
+def test_stages_cut_by_tensor_parallelism_equal_the_serial_run(name, sequences):
     comm = world_communicator()
     mesh = ProcessMesh(comm, pp=2, tp=2)
     schedule = make_schedule(name, 2, 4)
     config = tiny(4)
-    twin = PipelinedTwin(config, schedule, mesh.along("pp"), tp=mesh.along("tp"))
+    twin = PipelinedTwin(
+        config, schedule, mesh.along("pp"), tp=mesh.along("tp"), sequences=sequences
+    )
     losses, norms, *_, validation = twin.train(config)
     expected = serial(config)
     np.testing.assert_allclose(losses, expected[0], rtol=1e-12)
