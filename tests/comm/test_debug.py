@@ -215,7 +215,7 @@ else:
 def test_a_thread_may_move_on_what_the_main_thread_started(tmp_path):
     done = debug(tmp_path, """
 from mpi4py import MPI
-from mpiscale.parallel.data_parallel.start_when_ready import Mover
+from mpiscale.parallel.mover import Mover
 sys.setswitchinterval(1e-5)
 for step in range(60):
     mover, sums = Mover(), [np.full(1000, i, float) for i in range(4)]

@@ -12,8 +12,8 @@ that needs it. Nothing here knows which schedule it is.
     W       the products that were put off
 
 Sends do not wait: while this rank sends an activation down, the next one may be sending
-a gradient up, and two that wait would wait for each other. They are tested after every
-action, which frees what has been sent and lets MPI move on.
+a gradient up, and two that wait would wait for each other. All messages in flight are
+tested after every action, which frees what has been sent, and by `mover.py` meanwhile.
 
 Shapes may differ between micro-batches, and a receiver must know one before it has it.
 Micro-batches of equal `key` have equal shapes; ahead of the first activation of a key
@@ -33,6 +33,7 @@ import numpy as np
 
 from mpiscale.backend import FLOAT_DTYPES, Array, DType
 from mpiscale.comm.communicator import Communicator, Request
+from mpiscale.parallel.mover import Mover
 from mpiscale.parallel.pipeline_parallel.actions import (
     COMPUTE,
     SENDS,
@@ -125,10 +126,13 @@ class PipelineRunner:
         run = Run(self, schedule, micro_batches)
         actions = schedule.actions[self.comm.rank]
         last = {a.stage: a for a in actions if a.kind in GRADIENTS}
-        for action in actions:
-            run.carry_out(action)
-            if last.get(action.stage) == action:
-                on_last_gradient(action.stage)
+        try:
+            for action in actions:
+                run.carry_out(action)
+                if last.get(action.stage) == action:
+                    on_last_gradient(action.stage)
+        finally:
+            run.mover.stop()
         for stage in self.stages.keys() - last.keys():  # no micro-batch came by
             on_last_gradient(stage)
         return run.finish()
@@ -163,7 +167,7 @@ class Run:
         self.outputs: dict[Place, Tensor] = {}
         self.put_off: dict[Place, Deferred] = {}
         self.losses = np.zeros(schedule.micro_batches)
-        self._sending: deque[Request] = deque()
+        self.mover = Mover()
         self._mail: dict[int, Mail] = defaultdict(lambda: Mail(self))
         self._trains = schedule.trains
 
@@ -180,12 +184,11 @@ class Run:
             assert source is not None
             self._mail[source].expect(action, source)
         self.runner.after(action, self)
-        while self._sending and self._sending[0].Test():
-            self._sending.popleft()
+        self.mover.move()
 
     def finish(self) -> Array:
         """Wait for what is still being sent; all ranks get the losses."""
-        for request in self._sending:
+        for request in self.mover.in_flight:
             request.Wait()
         left = [*self.inputs, *self.outputs, *self.put_off]
         assert not left, f"passes {left} are not complete"  # verify() proves it
@@ -263,7 +266,7 @@ class Run:
             grad = self.inputs.pop(place).grad
             assert grad is not None
             array = grad
-        self._sending.append(self.comm.Isend(array, to, tag))
+        self._start_send(array, to, tag)
 
     def _announce(self, action: Action, array: Array, to: int) -> None:
         """Send the header of an activation, if it is the first of its key."""
@@ -271,7 +274,7 @@ class Run:
         header = Header(array.shape, array.dtype)
         if key not in self.runner.headers:
             self.runner.headers[key] = header
-            self._sending.append(self.comm.Isend(header.encode(), to, self.tag(action)))
+            self._start_send(header.encode(), to, self.tag(action))
         if self.runner.headers[key] != header:
             before = self.runner.headers[key]
             raise ValueError(
@@ -279,6 +282,22 @@ class Run:
                 f"{before.dtype} {before.shape} of an earlier micro-batch with the "
                 f"same key {key[3]!r}: `key` must tell them apart"
             )
+
+    def _start_send(self, array: Array, to: int, tag: int) -> None:
+        with self.mover.lock:
+            self.mover.in_flight.append(self.comm.Isend(array, to, tag))
+
+    def start_receive(self, array: Array, source: int, tag: int) -> Request:
+        """Post a receive, which moves on while passes are computed."""
+        with self.mover.lock:
+            request = self.comm.Irecv(array, source, tag)
+            self.mover.in_flight.append(request)
+        return request
+
+    def wait(self, request: Request) -> None:
+        """For a receive."""
+        with self.mover.lock:
+            request.Wait()
 
     def key(self, message: Action) -> Hashable:
         """What the shape of its micro-batch's activations depends on."""
@@ -316,7 +335,7 @@ class Mail:
                 self._wait_for_header()
             self._post_known()
         array, request = self._posted.pop(receive)
-        request.Wait()
+        self._run.wait(request)
         return array
 
     def _post_known(self) -> None:
@@ -329,18 +348,18 @@ class Mail:
                 return  # the activation has not left yet, from which the shape is known
             if header is None:
                 numbers = np.empty(HEADER, np.int64)
-                request = run.comm.Irecv(numbers, source, run.tag(send))
+                request = run.start_receive(numbers, source, run.tag(send))
                 self._header = (numbers, request)
                 return
             array = np.empty(header.shape, header.dtype)
-            request = run.comm.Irecv(array, source, run.tag(send))
+            request = run.start_receive(array, source, run.tag(send))
             self._posted[receive] = (array, request)
             self._waiting.popleft()
 
     def _wait_for_header(self) -> None:
         assert self._header is not None
         numbers, request = self._header
-        request.Wait()
+        self._run.wait(request)
         self._run.runner.headers[self._key(*self._waiting[0])] = Header.decode(numbers)
         self._header = None
 

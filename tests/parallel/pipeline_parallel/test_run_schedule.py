@@ -257,8 +257,9 @@ def test_memory_does_not_grow_with_micro_batches(name):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[0] > n * 8
-    # One message more or less may be in flight; GPipe would hold 24 arrays more.
-    assert max(peaks) - min(peaks) < 2.5 * n * 8, peaks
+    # How many messages are in flight depends on who runs ahead: P at most each way.
+    # What grows with M would hold 24 arrays more, as GPipe does.
+    assert max(peaks) - min(peaks) < 8.5 * n * 8, peaks
 
 
 @pytest.mark.mpi(ranks=(2,))
