@@ -62,7 +62,7 @@ pictures: $(VENV)/installed-demo
 	    $(BIN)/mpiscale draw --schedule $$schedule --chunks 2 \
 	        --out docs/pictures/$$schedule.svg; \
 	done
-	$(MPIRUN) -n 4 $(BIN)/python examples/gpt_pp.py --steps 20 --out runs/pictures
+	$(MPIRUN) -n 2 $(BIN)/python examples/gpt_pp.py --steps 20 --out runs/pictures
 	cp runs/pictures/timeline.png docs/pictures/
 
 clean:
