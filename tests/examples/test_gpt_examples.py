@@ -35,7 +35,7 @@ def serial(tmp_path_factory):
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_every_number_of_ranks_trains_as_the_serial_example(serial, ranks, tmp_path):
     for (dtype, model), (losses, norms) in serial.items():
-        if ranks in (1, 8) and (dtype, model) != ("float64", "llama"):
+        if ranks != 2 and (dtype, model) != ("float64", "llama"):
             continue
         out = tmp_path / f"{dtype}-{model}"
         flags = ["--dtype", dtype, "--model", model, "--kv-heads", "2"]
